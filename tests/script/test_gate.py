@@ -532,7 +532,6 @@ def recorded(ranks: int = 1, names: tuple[str, ...] = ("a", "b"), scale: float =
             "devices": ["cpu"],
             "random": str(rank),
             "trainer": False,
-            "accelerate": False,
         }
         notes = {"precisions": about["precisions"]}
         each.append(

@@ -121,6 +121,8 @@ FRAMEWORKS = {
         "right": Case(mistakes(having="accumulation"), RANDOM),
         "average": Case(mistakes("averaged_twice", "not_cleared"), TWICE | NOT_CLEARED | RANDOM),
         "samples": Case(mistakes("same_samples"), SAME_SAMPLES | RANDOM),
+        "schedule": Case(mistakes("schedule_of_ranks"), {"schedule": ("different", STEP)} | RANDOM),
+        "prepared": Case(mistakes(having="prepared_schedule"), {"schedule_planned": ("caution", STEP)} | RANDOM),
         "inner": Case(mistakes("inner_model"), APART | RANDOM),
         "norm": Case(mistakes(having="batch_norm"), BATCH_NORM | RANDOM),
         "dispatched": Case(mistakes(having="dispatch,accumulation,planned,workers,alike"), RANDOM),

@@ -91,7 +91,8 @@ def main():
                 elif accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
-                schedule.step()
+                for _ in range(accelerator.num_processes if "schedule_of_ranks" in mistake else 1):
+                    schedule.step()
                 if "not_cleared" not in mistake:
                     optimizer.zero_grad()
     accelerator.print("done")

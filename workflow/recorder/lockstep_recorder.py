@@ -336,7 +336,6 @@ def _begin(model):
         "devices": devices,
         "random": hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=8).hexdigest(),
         "trainer": "transformers.trainer" in sys.modules,
-        "accelerate": "accelerate.scheduler" in sys.modules,
     }
     if not REPLAY:
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
@@ -1021,6 +1020,20 @@ def change_accelerate(module):
     module.Accelerator.gather_for_metrics = noted
 
 
+def change_prepared_schedules(module):
+    """Count as one step what a schedule does that Accelerate prepared, which is a step for each rank."""
+    step = module.AcceleratedScheduler.step
+
+    def noted(self, *args, **kwargs):
+        before = state.schedule_steps
+        try:
+            return step(self, *args, **kwargs)
+        finally:
+            state.schedule_steps = min(state.schedule_steps, before + 1)
+
+    module.AcceleratedScheduler.step = noted
+
+
 def change_dispatching(module):
     """Follow Accelerate's dispatcher, whose rank 0 draws the batches of all ranks and sends each rank its share.
 
@@ -1106,6 +1119,7 @@ CHANGES = {
     "lightning.fabric.plugins.environments.lightning": change_lightning,
     "accelerate.accelerator": change_accelerate,
     "accelerate.data_loader": change_dispatching,
+    "accelerate.scheduler": change_prepared_schedules,
     "deepspeed.runtime.engine": change_deepspeed,
     "deepspeed": change_deepspeed_itself,
 }

@@ -753,7 +753,7 @@ def _other_rates(recorded: Recording, alone: Recording, steps: int) -> list[Find
             says += f": it is multiplied by the number of ranks ({recorded.world})"
             do = "nothing if that is intended (the linear scaling rule); otherwise leave the factor out."
             return [Finding("rate_scaled", CAUTION, says, do, line, step + 1)]
-        if stepped != once and not recorded.ranks[0]["initial"]["accelerate"]:
+        if stepped != once:
             says += f"; the schedule was stepped {stepped} times since the first step, there {once}"
             return [Finding("schedule", DIFFERENT, says, "step it once in each step.", line, step + 1)]
         do = (
