@@ -121,6 +121,7 @@ FRAMEWORKS = {
         "right": Case(mistakes(having="accumulation"), RANDOM),
         "average": Case(mistakes("averaged_twice", "not_cleared"), TWICE | NOT_CLEARED | RANDOM),
         "samples": Case(mistakes("same_samples"), SAME_SAMPLES | RANDOM),
+        "divided": Case(mistakes("divided_twice", samples=64), {"epoch_too_short": ("caution", "")} | RANDOM),
         "schedule": Case(mistakes("schedule_of_ranks"), {"schedule": ("different", STEP)} | RANDOM),
         "prepared": Case(mistakes(having="prepared_schedule"), {"schedule_planned": ("caution", STEP)} | RANDOM),
         "inner": Case(mistakes("inner_model"), APART | RANDOM),

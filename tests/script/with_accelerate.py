@@ -6,7 +6,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from train import Points, network
 
@@ -54,6 +54,8 @@ def main():
         loader = DataLoader(Stream(points), batch_size=8, drop_last=drop_last, num_workers=min(workers, 1))
     else:
         loader = DataLoader(points, batch_size=8, shuffle=True, drop_last=drop_last, num_workers=workers)
+    if "divided_twice" in mistake:
+        loader = DataLoader(points, batch_size=8, sampler=DistributedSampler(points, shuffle=False))
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=4, gamma=0.5)
     model, optimizer = accelerator.prepare(model, optimizer)
     if "same_samples" not in mistake:

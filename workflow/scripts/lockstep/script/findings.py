@@ -496,7 +496,7 @@ def _handed_out(recorded: Recording) -> list[Finding]:
         if handed > 1.4 * first["size"]:
             do = "each rank goes through all of the data; if that is not intended, divide it among the ranks."
             found.append(Finding("epoch_too_long", CAUTION, says, do))
-        elif handed < 0.6 * first["size"] and first["size"] > 2 * len(together):
+        elif max(handed, len(together)) < 0.6 * first["size"]:
             found.append(Finding("epoch_too_short", CAUTION, says, "was the sampler told the right number of ranks?"))
     return found
 
