@@ -968,7 +968,9 @@ def _clips_otherwise(recorded: Recording, alone: Recording, floor: Recording, st
     mine, its, reversed_ = (_factors(each, step) for each in (recorded, alone, floor))
     if not mine.shape == its.shape == reversed_.shape:
         return False
-    least = max(SAME_SIZE, ABOVE_FLOOR * _smallest(recorded)) * its
+    names = _compared(recorded, alone, floor, step)
+    rounding = max(_smallest(recorded), _gradient_distance(floor, alone, step, names) if names else 0.0)
+    least = max(SAME_SIZE, ABOVE_FLOOR * rounding) * its
     return bool((np.abs(mine - its) > np.maximum(least, ABOVE_FLOOR * np.abs(reversed_ - its))).any())
 
 
