@@ -90,6 +90,7 @@ def test_a_right_script_is_equal_and_nothing_is_held_against_it(name, tmp_path):
     assert {each["level"] for each in verdict["findings"]} <= {"note"}
     assert len(verdict["table"]) == 8
     assert all(line["distance"] < (0.1 if name == "bf16" else 1e-3) for line in verdict["table"])
+    assert all(line["loss"] < 10 for line in verdict["table"])
 
 
 WRONG = {

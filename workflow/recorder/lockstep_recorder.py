@@ -638,13 +638,22 @@ def _change_backward(torch):
             state.pending = {id(each): each for each in state.pending.values() if _holds_gradient(each)}
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         if state.models and not state.finished and len(roots) == 1 and roots[0].numel() == 1:
-            state.step["losses"].append(float(roots[0].detach()))
+            state.step["losses"].append(float(roots[0].detach()) / getattr(roots[0], "_lockstep_scale", 1.0))
             state.step["backward_line"] = line()
             state.step["inside"] = state.step.get("inside", True) and was_returned(roots[0])
         state.returned.clear()
         return backward(tensors, *args, **kwargs)
 
     torch.autograd.backward = noted
+    scale = torch.amp.GradScaler.scale
+
+    def noted_scale(self, outputs):
+        scaled = scale(self, outputs)
+        if isinstance(scaled, torch.Tensor) and self.is_enabled():
+            scaled._lockstep_scale = self.get_scale()  # the loss is to be told without it
+        return scaled
+
+    torch.amp.GradScaler.scale = noted_scale
 
 
 def _change_clipping(torch):
