@@ -121,8 +121,33 @@ def fitted(loader, mistake):
     model.fit(loader, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+class Sometimes(nn.Module):
+    """Leaves out its second layer in some of the steps, by chance."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(20, 4), nn.Linear(4, 4)
+
+    def forward(self, points):
+        scores = self.first(points)
+        return scores if torch.rand(()) < 0.5 else self.second(scores)
+
+
+def layer_drop(loader, mistake):
+    model = DistributedDataParallel(Sometimes(), find_unused_parameters=True)
+    torch.manual_seed(dist.get_rank())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for points, labels in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(points), labels).backward()
+        optimizer.step()
+
+
+KINDS = (adversarial, temperature, sharded, flat, joined, views, closure, fitted, layer_drop)
+
+
 def main():
-    kinds = {each.__name__: each for each in (adversarial, temperature, sharded, flat, joined, views, closure, fitted)}
+    kinds = {each.__name__: each for each in KINDS}
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=kinds)
     parser.add_argument("--mistake", default=[], type=lambda words: words.split(","))

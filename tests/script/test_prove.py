@@ -232,6 +232,14 @@ def test_ranks_that_hold_flat_parts_do_not_begin_with_other_weights(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_model_that_draws_a_number_for_a_whole_batch_is_not_told(tmp_path):
+    """Each rank draws others, while both replays would draw the same."""
+    verdict = proven(tmp_path, *BESIDE, "layer_drop")
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "the model draws random numbers" in verdict["reason"]
+
+
+@pytest.mark.slow
 def test_steps_that_only_some_ranks_do_are_not_called_equal(tmp_path):
     verdict = proven(tmp_path, *BESIDE, "joined", options=("--steps", "4"))
     assert verdict["answer"] == "not told", verdict["said"]

@@ -21,6 +21,7 @@ import inspect
 import itertools
 import json
 import os
+import pickle
 import random
 import sys
 import threading
@@ -32,6 +33,7 @@ from lockstep_processes import FOLDER, rank_and_world
 REPLAY = os.environ.get("LOCKSTEP_REPLAY")
 STEPS = int(os.environ.get("LOCKSTEP_STEPS", "8"))
 REVERSED = os.environ.get("LOCKSTEP_REVERSED") == "1"  # whether batches are reversed, which changes only rounding
+RESEEDED = os.environ.get("LOCKSTEP_RESEEDED") == "1"  # whether the model draws other random numbers
 KEEP_DROPOUT = os.environ.get("LOCKSTEP_KEEP_DROPOUT") == "1"
 SCRIPT_FOLDER = os.environ.get("LOCKSTEP_SCRIPT_FOLDER", "")
 BUCKETS = 61
@@ -315,6 +317,8 @@ def _begin(model):
     number = len(state.models) - 1
     if REPLAY:
         _put_weights_into(model, number)
+    if RESEEDED and not number:
+        _seed_all(torch, _seed() + 1)
     sketches, hashes, sharded = weights()
     if state.initial:  # keep the initial weights of earlier models, which may have been trained since
         sketches, hashes = sketches | state.initial["weights"], hashes | state.initial["hashes"]
@@ -345,6 +349,21 @@ def _begin(model):
                     state.stored[(f"{number}." if number else "") + plain(name)] = full.cpu().clone()
         if rank == 0:
             torch.save(state.stored, os.path.join(FOLDER, f"initial.{os.getpid()}.pt"))
+
+
+def _seed_all(torch, seed):
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed)
+
+
+def _random_states(torch):
+    """The states of all random generators, which differ once a number was drawn."""
+    numpy = sys.modules.get("numpy")
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
+    of_numpy = numpy and pickle.dumps(numpy.random.get_state())
+    return [each.numpy().tobytes() for each in states], random.getstate(), of_numpy
 
 
 def _of_batch(module):
@@ -589,11 +608,15 @@ def _change_modules(torch):
             args, kwargs = inputs = of_all_ranks(inputs) if REPLAY else stored(inputs)
         if not seen_already and trains:
             before_training_call(model, inputs)
+        watched = trains and not state.notes.get("draws")
+        before = watched and _random_states(torch)
         state.depth += 1
         try:
             output = call(module, *args, **kwargs)
         finally:
             state.depth -= 1
+        if watched and before != _random_states(torch):
+            state.notes["draws"] = True
         for _, tensor in _tensors(output):
             note_precision(tensor.dtype)
             if trains and state.loader is None and not tensor.dim() and tensor.grad_fn is not None:

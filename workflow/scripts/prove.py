@@ -97,7 +97,9 @@ def _prove(command: list[str], against: str | None, folder: Path, asked: recordi
         alone = recording.replay(recorded, folder / "alone", asked)
         if in_turn := findings.takes_more_batches(recorded, alone):
             alone = recording.replay(recorded, folder / "alone", asked, in_turn=True)
-        floor = recording.replay(recorded, folder / "floor", asked, backwards=True, in_turn=in_turn)
+        floor = recording.replay(
+            recorded, folder / "floor", asked, backwards=True, reseeded=findings.draws(recorded), in_turn=in_turn
+        )
     except RunFailed as error:
         return findings.untold(f"as one process {error}", findings.between_ranks(recorded))
     return findings.against_one(recorded, alone, floor)

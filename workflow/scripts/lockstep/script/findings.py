@@ -87,6 +87,11 @@ def incomparable(recorded: Recording) -> str:
     return f"ranks hold parts of the model's layers ({by}), which one process can't be given" if by else ""
 
 
+def draws(recorded: Recording) -> bool:
+    """Whether a model in training draws random numbers, as one does that leaves out some of its layers."""
+    return any(rank["notes"].get("draws") for rank in recorded.ranks)
+
+
 def takes_more_batches(recorded: Recording, alone: Recording) -> bool:
     """Whether one process takes as many batches for a step as all ranks together, as a script does that is given the
     size of a step and divides it by the number of ranks."""
@@ -134,7 +139,7 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
     gradient = next((step for step in range(steps) if _any_gradient_differs(*sides, step)), None)
     in_every_step = all(not mine <= ABOVE_FLOOR * floor for mine, floor in zip(distances, floors, strict=True))
     # The first gradient is of equal weights, so that rounding has not grown yet.
-    at_once = _gradient_differs(*sides, 0) or _clips_otherwise(*sides, 0)
+    at_once = not draws(recorded) and (_gradient_differs(*sides, 0) or _clips_otherwise(*sides, 0))
     if ABOVE_FLOOR * floors[-1] > TOO_HIGH and not in_every_step and not at_once:
         reason = (
             f"two runs as one process differ by {floors[-1]:.1%} of what training changes: the model draws random"

@@ -145,14 +145,16 @@ def replay(
     asked: Asked,
     *,
     backwards: bool = False,
+    reseeded: bool = False,
     in_turn: bool = False,
     variables: dict[str, str] | None = None,
 ) -> Recording:
     """Run a recording's script as one process, on the samples of all its ranks, from rank 0's initial weights.
 
-    backwards: whether to reverse the samples of each batch, which changes nothing but rounding. in_turn: whether to
-    give the batches of all ranks one after the other, not as one. variables: of the environment, set last. The output
-    is in `folder`/log.txt. Raises RunFailed if no step was recorded.
+    backwards: whether to reverse the samples of each batch, which changes nothing but rounding. reseeded: whether
+    models are to draw other random numbers. in_turn: whether to give the batches of all ranks one after the other, not
+    as one. variables: of the environment, set last. The output is in `folder`/log.txt. Raises RunFailed if no step was
+    recorded.
     """
     write_json(recorded.folder / "replay.json", merged(recorded, in_turn))
     started = _start(recorded)
@@ -169,6 +171,7 @@ def replay(
     beside = {
         "LOCKSTEP_REPLAY": str(recorded.folder.resolve()),
         "LOCKSTEP_REVERSED": str(int(backwards)),
+        "LOCKSTEP_RESEEDED": str(int(reseeded)),
         "LOCKSTEP_SCRIPT_FOLDER": started["variables"].get("LOCKSTEP_SCRIPT_FOLDER", ""),
     }
     log = folder / "log.txt"
