@@ -310,11 +310,11 @@ def _end_all(process: subprocess.Popen, folder: Path, signals: list[signal.Signa
     Each signal is sent to those that the one before has not ended in GRACE seconds. They are looked for only once, as a
     process whose parent has ended is no descendant any more.
     """
-    left = {each for each in psutil.process_iter() if _records(each, folder)}
-    with contextlib.suppress(psutil.NoSuchProcess):
-        left |= {psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)}
-    left.discard(psutil.Process())
+    left: set[psutil.Process] = set()
     try:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            left |= {psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)}
+        left |= {each for each in psutil.process_iter() if _records(each, folder)} - {psutil.Process()}
         for number in signals:
             _send(left, number)
             _, left = psutil.wait_procs(left, GRACE)
