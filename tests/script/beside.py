@@ -5,7 +5,7 @@ import argparse
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -18,8 +18,9 @@ def adversarial(loader, mistake):
     discriminator = nn.Linear(20, 1)
     judged = discriminator if "inner_model" in mistake else DistributedDataParallel(discriminator)
     makes, judges = (torch.optim.Adam(model.parameters(), lr=1e-3) for model in (generator, discriminator))
+    torch.manual_seed(dist.get_rank())
     for points, _ in loader:
-        made = generator(points.roll(1, 1))
+        made = generator(torch.randn_like(points) if "same_samples" in mistake else points.roll(1, 1))
         judges.zero_grad()
         (judged(made.detach()).exp().mean() - judged(points).mean()).backward()
         judges.step()
@@ -53,8 +54,100 @@ def sharded(loader, mistake):
             optimizer.zero_grad()
 
 
+def flat(loader, mistake):
+    """FSDP1, of whose flat parameters each rank holds a part."""
+    model = FullyShardedDataParallel(nn.Linear(20, 4), device_id=torch.device("cpu"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for points, labels in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(points), labels).backward()
+        optimizer.step()
+
+
+def joined(loader, mistake):
+    """Rank 1 ends a batch earlier than rank 0."""
+    model = DistributedDataParallel(nn.Linear(20, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = 3 - dist.get_rank()
+    with model.join():
+        for _, (points, labels) in zip(range(batches), loader, strict=False):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(points), labels).backward()
+            optimizer.step()
+
+
+def views(loader, mistake):
+    """Two views of each batch go through the model before a single backward pass, as where views are contrasted."""
+    model = nn.Sequential(nn.Linear(20, 20).requires_grad_(False), nn.Linear(20, 4))  # the first layer is frozen
+    model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for points, _ in loader:
+        optimizer.zero_grad()
+        (-nn.functional.cosine_similarity(model(points), model(points.roll(1, 1)))).mean().backward()
+        optimizer.step()
+
+
+def closure(loader, mistake):
+    """An optimizer that computes the gradient several times in a step."""
+    model = DistributedDataParallel(nn.Linear(20, 4))
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    for points, labels in loader:
+
+        def evaluate(points=points, labels=labels):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(points), labels)
+            loss.backward()
+            return loss
+
+        optimizer.step(evaluate)
+
+
+class Fitted(nn.Module):
+    """A module whose method is the loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = DistributedDataParallel(nn.Linear(20, 4))
+
+    def fit(self, loader, optimizer):
+        for points, labels in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(self.model(points), labels).backward()
+            optimizer.step()
+
+
+def fitted(loader, mistake):
+    model = Fitted()
+    model.fit(loader, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+class Sometimes(nn.Module):
+    """Leaves out its second layer in some of the steps, by chance."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(20, 4), nn.Linear(4, 4)
+
+    def forward(self, points):
+        scores = self.first(points)
+        return scores if torch.rand(()) < 0.5 else self.second(scores)
+
+
+def layer_drop(loader, mistake):
+    model = DistributedDataParallel(Sometimes(), find_unused_parameters=True)
+    torch.manual_seed(dist.get_rank())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for points, labels in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(points), labels).backward()
+        optimizer.step()
+
+
+KINDS = (adversarial, temperature, sharded, flat, joined, views, closure, fitted, layer_drop)
+
+
 def main():
-    kinds = {each.__name__: each for each in (adversarial, temperature, sharded)}
+    kinds = {each.__name__: each for each in KINDS}
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=kinds)
     parser.add_argument("--mistake", default=[], type=lambda words: words.split(","))
@@ -62,7 +155,8 @@ def main():
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     data = Points(256)
-    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data))
+    sampler = None if "same_samples" in arguments.mistake else DistributedSampler(data)
+    loader = DataLoader(data, batch_size=8, sampler=sampler)
     kinds[arguments.kind](loader, arguments.mistake)
     dist.destroy_process_group()
 

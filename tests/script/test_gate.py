@@ -526,12 +526,12 @@ def recorded(ranks: int = 1, names: tuple[str, ...] = ("a", "b"), scale: float =
             "weights": start,
             "hashes": {name: f"hash-{place}" for place, name in enumerate(names)},
             "dropout": 0.0,
+            "frozen": [],
             "sharded": True,
             "divided": None,
             "devices": ["cpu"],
             "random": str(rank),
             "trainer": False,
-            "accelerate": False,
         }
         notes = {"precisions": about["precisions"]}
         each.append(

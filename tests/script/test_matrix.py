@@ -103,6 +103,11 @@ CASES = {
     "hook": Case(mistakes("coarse_hook"), {"communication": ("different", BACKWARD)}),
     "norm": Case(mistakes(having="batch_norm"), BATCH_NORM),
     "uneven": Case(mistakes("uneven"), {"mean_of_means": ("different", BACKWARD)}),
+    "clipped": Case(mistakes("summed", having="clip,sgd"), SUMMED),  # which makes the gradients alike
+    "two": Case(
+        mistakes("uneven", "not_cleared", having="frozen_norm"),
+        {"mean_of_means": ("different", BACKWARD)} | NOT_CLEARED,
+    ),
     "tokens": Case(mistakes("tokens"), {"gradient": ("different", BACKWARD)}),
     "crash": Case(mistakes("crash"), untold="after 3 of 4 steps"),
 }
@@ -116,6 +121,9 @@ FRAMEWORKS = {
         "right": Case(mistakes(having="accumulation"), RANDOM),
         "average": Case(mistakes("averaged_twice", "not_cleared"), TWICE | NOT_CLEARED | RANDOM),
         "samples": Case(mistakes("same_samples"), SAME_SAMPLES | RANDOM),
+        "divided": Case(mistakes("divided_twice", samples=64), {"epoch_too_short": ("caution", "")} | RANDOM),
+        "schedule": Case(mistakes("schedule_of_ranks"), {"schedule": ("different", STEP)} | RANDOM),
+        "prepared": Case(mistakes(having="prepared_schedule"), {"schedule_planned": ("caution", STEP)} | RANDOM),
         "inner": Case(mistakes("inner_model"), APART | RANDOM),
         "norm": Case(mistakes(having="batch_norm"), BATCH_NORM | RANDOM),
         "dispatched": Case(mistakes(having="dispatch,accumulation,planned,workers,alike"), RANDOM),

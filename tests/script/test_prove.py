@@ -61,6 +61,7 @@ RIGHT = {
     "accumulation": (*TORCHRUN, "--having", "accumulation"),
     "random augmentation": (*TORCHRUN, "--having", "noisy,workers"),
     "sgd, clipped": (*TORCHRUN, "--having", "sgd,clip"),
+    "clipped once unscaled": (*TORCHRUN, "--having", "clip,scaler"),
     "gradients by hand": (*SPAWN, "--having", "by_hand"),
     "cleared before backward": (*TORCHRUN, "--having", "zero_late"),
     "a sampler of one's own": (*TORCHRUN, "--having", "own_sampler"),
@@ -89,6 +90,7 @@ def test_a_right_script_is_equal_and_nothing_is_held_against_it(name, tmp_path):
     assert {each["level"] for each in verdict["findings"]} <= {"note"}
     assert len(verdict["table"]) == 8
     assert all(line["distance"] < (0.1 if name == "bf16" else 1e-3) for line in verdict["table"])
+    assert all(line["loss"] < 10 for line in verdict["table"])
 
 
 WRONG = {
@@ -124,6 +126,11 @@ CAUTIONED = {
     "every_micro_batch": ("every_micro_batch", "equal", ("--mistake", "every_micro_batch", "--having", "accumulation")),
     "same_order": ("same_order", "equal", ("--mistake", "same_order", "--samples", "64", "--epochs", "3")),
     "scaled": ("clipped_while_scaled", "different", ("--mistake", "clipped_while_scaled", "--having", "scaler")),
+    "unscaled late": (
+        "clipped_while_scaled",
+        "different",
+        ("--mistake", "clipped_while_scaled,unscaled_late", "--having", "scaler"),
+    ),
     "planned": ("schedule_planned", "equal", ("--having", "planned")),
     "group_rate": ("rate_scaled", "equal", ("--mistake", "group_rate")),
     "uneven": ("mean_of_means", "different", ("--mistake", "uneven")),
@@ -144,15 +151,17 @@ def test_what_may_be_meant_or_costs_time_only_is_said_too(name, tmp_path):
 @pytest.mark.slow
 def test_samples_that_an_evaluation_counts_twice_are_told(tmp_path):
     """41 samples on two ranks: the sampler repeats one."""
-    verdict = proven(tmp_path, *TORCHRUN, "--having", "shared_validation", "--samples", "64")
+    verdict = proven(tmp_path, *TORCHRUN, "--having", "shared_validation", "--samples", "48", "--epochs", "3")
     assert verdict["answer"] == "equal", verdict["said"]
     assert "1 of 41 samples are handed out more than once within an evaluation" in verdict["kinds"]["repeated"]["says"]
+    assert "same_order" not in verdict["kinds"]  # which does an evaluation no harm
 
 
 @pytest.mark.slow
-def test_samples_that_fill_up_the_last_batches_are_no_mistake_of_the_sampler(tmp_path):
-    """Accelerate fills 41 samples up to five batches of each rank."""
-    script = ("torchrun", "--nproc-per-node", "2", "with_accelerate.py", "--having", "own_evaluation")
+@pytest.mark.parametrize("gathered", ["own_evaluation", "mean_evaluation"])
+def test_samples_that_fill_up_the_last_batches_are_no_mistake_of_the_sampler(gathered, tmp_path):
+    """Accelerate fills 41 samples up to five batches of each rank. What a batch comes to on average has them too."""
+    script = ("torchrun", "--nproc-per-node", "2", "with_accelerate.py", "--having", gathered)
     repeated = proven(tmp_path, *script)["kinds"]["repeated"]
     assert "9 of 41 samples are handed out more than once within an evaluation" in repeated["says"]
     assert "drop_last=True" in repeated["do"]
@@ -171,7 +180,7 @@ BESIDE = ("torchrun", "--nproc-per-node", "2", "beside.py")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["adversarial", "temperature", "sharded"])
+@pytest.mark.parametrize("kind", ["adversarial", "temperature", "sharded", "views", "closure", "fitted"])
 def test_all_that_is_trained_is_proven(kind, tmp_path):
     verdict = proven(tmp_path, *BESIDE, kind, options=("--steps", "4"))
     assert verdict["answer"] == "equal", verdict["said"]
@@ -186,6 +195,12 @@ def test_all_that_is_trained_is_proven(kind, tmp_path):
 def test_a_parameter_that_drifts_is_found_wherever_it_is(kind, mistake, drifts, tmp_path):
     verdict = proven(tmp_path, *BESIDE, kind, "--mistake", mistake, options=("--steps", "4"))
     assert drifts in verdict["kinds"]["apart"]["says"], verdict["said"]
+
+
+@pytest.mark.slow
+def test_ranks_with_the_same_samples_are_found_beside_noise_of_their_own(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "adversarial", "--mistake", "same_samples", options=("--steps", "4"))
+    assert "every rank trains the same samples: 16, of which 8" in verdict["kinds"]["same_samples"]["says"]
 
 
 @pytest.mark.slow
@@ -204,6 +219,31 @@ def test_steps_that_change_nothing_prove_nothing(tmp_path):
     verdict = proven(tmp_path, *BESIDE, "sharded", "--mistake", "never_averaged", options=("--steps", "4"))
     assert verdict["answer"] == "not told"
     assert "no step changed any weight" in verdict["reason"]
+
+
+@pytest.mark.slow
+def test_ranks_that_hold_flat_parts_do_not_begin_with_other_weights(tmp_path):
+    verdict = proven(tmp_path / "right", *BESIDE, "flat", options=("--steps", "4"))
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "FullyShardedDataParallel" in verdict["reason"]
+    assert not verdict["findings"]
+    wrong = proven(tmp_path / "wrong", *BESIDE, "flat", "--mistake", "same_samples", options=("--steps", "4"))
+    assert "same_samples" in wrong["kinds"], wrong["said"]
+
+
+@pytest.mark.slow
+def test_a_model_that_draws_a_number_for_a_whole_batch_is_not_told(tmp_path):
+    """Each rank draws others, while both replays would draw the same."""
+    verdict = proven(tmp_path, *BESIDE, "layer_drop")
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "the model draws random numbers" in verdict["reason"]
+
+
+@pytest.mark.slow
+def test_steps_that_only_some_ranks_do_are_not_called_equal(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "joined", options=("--steps", "4"))
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "ranks end after 2, 3 steps" in verdict["reason"]
 
 
 @pytest.mark.slow
@@ -307,6 +347,17 @@ def test_two_scripts_are_held_against_one_another(tmp_path):
 
 
 @pytest.mark.slow
+def test_another_script_that_fails_or_ends_earlier_is_not_called_equal(tmp_path):
+    spawned = " ".join(SPAWN)
+    crashed = proven(tmp_path / "crashed", *TORCHRUN, options=("--against", f"{spawned} --mistake crash"))
+    assert crashed["answer"] == "not told", crashed["said"]
+    assert "the other command ended with exit code 1 after 3 of 8 steps" in crashed["reason"]
+    longer = (*TORCHRUN, "--samples", "64", "--epochs", "2")  # 8 steps
+    ends = proven(tmp_path / "ends", *longer, options=("--against", f"{spawned} --samples 64 --epochs 1"))
+    assert "training ends after 8 steps, against 4" in ends["kinds"]["length"]["says"], ends["said"]
+
+
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_process_and_nothing_beside_the_script(tmp_path):
     words = [sys.executable, str(PROJECT / "workflow/scripts/prove.py"), "--steps", "100000", "--", *TORCHRUN]
     environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"}
@@ -349,3 +400,36 @@ def test_a_script_that_hangs_is_ended_as_by_ctrl_c_and_leaves_no_lock(tmp_path):
     assert "compiles" in finished.stdout
     assert "no further step in 20 s; it was ended" in finished.stdout + finished.stderr
     assert not (tmp_path / "lock").exists()
+
+
+STUBBORN = """
+import signal
+import time
+from pathlib import Path
+
+import torch
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+Path(__file__).with_name("ignores").touch()
+time.sleep(600)
+"""
+
+
+def test_ctrl_c_twice_ends_also_a_script_that_ignores_it(tmp_path):
+    (tmp_path / "stubborn.py").write_text(STUBBORN, encoding="utf-8")
+    words = [sys.executable, str(PROJECT / "workflow/scripts/prove.py"), "--", sys.executable]
+    process = subprocess.Popen([*words, str(tmp_path / "stubborn.py")], cwd=tmp_path, stderr=subprocess.PIPE)
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not (tmp_path / "ignores").exists():
+        time.sleep(0.2)
+    below = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(2)
+    time.sleep(2)  # it waits for the script to end
+    process.send_signal(2)
+    process.communicate(timeout=60)
+    _, left = psutil.wait_procs(below, 2)
+    for each in left:
+        each.kill()
+    assert below
+    assert not left

@@ -53,6 +53,8 @@ def network(arguments):
     layers = [nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 32), nn.Dropout(0.1), nn.ReLU(), nn.Linear(32, 4)]
     if "batch_norm" in arguments.having:
         layers.insert(1, nn.BatchNorm1d(32))
+    if "frozen_norm" in arguments.having:
+        layers.insert(1, nn.BatchNorm1d(32).eval())
     model = nn.Sequential(*layers)
     if "unused" in arguments.mistake:
         model.register_parameter("spare", nn.Parameter(torch.zeros(4)))
@@ -103,7 +105,7 @@ def train(rank, world, epochs, arguments):
         validation = DataLoader(Points(40, seed=2), batch_size=20, shuffle=True)
     if "shared_validation" in having:
         held = Points(41, seed=2)
-        validation = DataLoader(held, batch_size=5, sampler=DistributedSampler(held, shuffle=False))
+        validation = DataLoader(held, batch_size=5, sampler=DistributedSampler(held))
     workers = 2 if "workers" in having else 0
     size = 4 if rank and "uneven" in mistake else 8
     loader = DataLoader(data, batch_size=size, sampler=sampler, num_workers=workers)
@@ -151,9 +153,11 @@ def train(rank, world, epochs, arguments):
                             parameter.grad /= world + ("wrong_number" in mistake)
             if "clipped_while_scaled" in mistake:
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                if "unscaled_late" in mistake:
+                    scaler.unscale_(optimizer)
             elif "clip" in having:
                 scaler.unscale_(optimizer)
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.05)
             scaler.step(optimizer)
             scaler.update()
             for _ in range(world if "schedule_of_ranks" in mistake else 1):

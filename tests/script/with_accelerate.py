@@ -6,7 +6,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from train import Points, network
 
@@ -54,6 +54,8 @@ def main():
         loader = DataLoader(Stream(points), batch_size=8, drop_last=drop_last, num_workers=min(workers, 1))
     else:
         loader = DataLoader(points, batch_size=8, shuffle=True, drop_last=drop_last, num_workers=workers)
+    if "divided_twice" in mistake:
+        loader = DataLoader(points, batch_size=8, sampler=DistributedSampler(points, shuffle=False))
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=4, gamma=0.5)
     model, optimizer = accelerator.prepare(model, optimizer)
     if "same_samples" not in mistake:
@@ -63,6 +65,13 @@ def main():
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=planned)
     if "prepared_schedule" in having:
         schedule = accelerator.prepare(schedule)
+    if "mean_evaluation" in having:
+        held = accelerator.prepare(DataLoader(Points(41, seed=2), batch_size=5))
+        with torch.no_grad():
+            for points, labels in held:
+                mean = nn.functional.cross_entropy(model.eval()(points), labels)
+                accelerator.print(accelerator.gather_for_metrics(mean).mean())
+        model.train()
     if "evaluation" in having or "own_evaluation" in having:
         gather = accelerator.gather if "own_evaluation" in having else accelerator.gather_for_metrics
         held = accelerator.prepare(DataLoader(Points(41, seed=2), batch_size=5))
@@ -84,7 +93,8 @@ def main():
                 elif accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
-                schedule.step()
+                for _ in range(accelerator.num_processes if "schedule_of_ranks" in mistake else 1):
+                    schedule.step()
                 if "not_cleared" not in mistake:
                     optimizer.zero_grad()
     accelerator.print("done")

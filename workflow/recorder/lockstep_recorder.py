@@ -21,6 +21,7 @@ import inspect
 import itertools
 import json
 import os
+import pickle
 import random
 import sys
 import threading
@@ -32,6 +33,7 @@ from lockstep_processes import FOLDER, rank_and_world
 REPLAY = os.environ.get("LOCKSTEP_REPLAY")
 STEPS = int(os.environ.get("LOCKSTEP_STEPS", "8"))
 REVERSED = os.environ.get("LOCKSTEP_REVERSED") == "1"  # whether batches are reversed, which changes only rounding
+RESEEDED = os.environ.get("LOCKSTEP_RESEEDED") == "1"  # whether the model draws other random numbers
 KEEP_DROPOUT = os.environ.get("LOCKSTEP_KEEP_DROPOUT") == "1"
 SCRIPT_FOLDER = os.environ.get("LOCKSTEP_SCRIPT_FOLDER", "")
 BUCKETS = 61
@@ -315,13 +317,14 @@ def _begin(model):
     number = len(state.models) - 1
     if REPLAY:
         _put_weights_into(model, number)
+    if RESEEDED and not number:
+        _seed_all(torch, _seed() + 1)
     sketches, hashes, sharded = weights()
     if state.initial:  # keep the initial weights of earlier models, which may have been trained since
         sketches, hashes = sketches | state.initial["weights"], hashes | state.initial["hashes"]
     for _, parameter in named_parameters():
         note_precision(parameter.dtype)
-    kinds = {type(module).__name__ for module in model.modules()}
-    norms = [kind for kind in sorted(kinds) if kind.startswith("BatchNorm")]
+    norms = {type(module).__name__ for each in state.models for module in each.modules() if _of_batch(module)}
     devices = sorted({str(parameter.device) for _, parameter in named_parameters()})
     rank, _ = rank_and_world()
     state.initial = {
@@ -330,13 +333,13 @@ def _begin(model):
         "sharded": sharded,
         # DataParallel over several GPUs; without any it only calls the model.
         "data_parallel": type(model).__name__ == "DataParallel" and len(getattr(model, "device_ids", ())) > 1,
-        "divided": _divided_by(model),
-        "batch_norm": norms,
-        "dropout": dropouts(model),
+        "divided": next(filter(None, map(_divided_by, state.models)), None),
+        "batch_norm": sorted(norms),
+        "dropout": max(map(dropouts, state.models)),
+        "frozen": [name for name, parameter in named_parameters() if not parameter.requires_grad],
         "devices": devices,
         "random": hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=8).hexdigest(),
         "trainer": "transformers.trainer" in sys.modules,
-        "accelerate": "accelerate.scheduler" in sys.modules,
     }
     if not REPLAY:
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
@@ -348,13 +351,42 @@ def _begin(model):
             torch.save(state.stored, os.path.join(FOLDER, f"initial.{os.getpid()}.pt"))
 
 
+def _seed_all(torch, seed):
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed)
+
+
+def _random_states(torch):
+    """The states of all random generators, which differ once a number was drawn."""
+    numpy = sys.modules.get("numpy")
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
+    of_numpy = numpy and pickle.dumps(numpy.random.get_state())
+    return [each.numpy().tobytes() for each in states], random.getstate(), of_numpy
+
+
+def _of_batch(module):
+    """Whether a module normalises by the statistics of a batch, which a frozen one does not."""
+    normalises = type(module).__name__.startswith("BatchNorm")
+    return normalises and (module.training or getattr(module, "running_mean", None) is None)
+
+
 def _divided_by(model):
     """What divides a model's layers among ranks that train on the same samples; None if each rank has them all."""
     if state.stages:
         return "pipeline parallel"
+    if rank_and_world()[1] > 1 and any(map(_holds_flat_parts, model.modules())):
+        return "FullyShardedDataParallel"
     axes = max((_sharded_over(parameter) for parameter in model.parameters()), default=0)
     by_fsdp = any(type(module).__name__.startswith("FSDP") for module in model.modules())  # over one axis of the mesh
     return "tensor parallel" if axes > by_fsdp else None
+
+
+def _holds_flat_parts(module):
+    """Whether a module is FSDP1's, of whose flat parameters each rank holds a part."""
+    sharded = type(module).__name__ == "FullyShardedDataParallel"
+    return sharded and getattr(module.sharding_strategy, "name", "") != "NO_SHARD"
 
 
 def _sharded_over(parameter):
@@ -434,6 +466,7 @@ def after_step(optimizer, *_):
         return
     if len(state.step["losses"]) > state.losses:  # its closure has computed the gradients
         _describe(optimizer)
+        state.step["evaluations"] = len(state.step["losses"]) - state.losses
         state.step["gradients"] = gradients()
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if state.step["losses"] and any(id(parameter) in state.pending for parameter in parameters):
@@ -575,11 +608,15 @@ def _change_modules(torch):
             args, kwargs = inputs = of_all_ranks(inputs) if REPLAY else stored(inputs)
         if not seen_already and trains:
             before_training_call(model, inputs)
+        watched = trains and not state.notes.get("draws")
+        before = watched and _random_states(torch)
         state.depth += 1
         try:
             output = call(module, *args, **kwargs)
         finally:
             state.depth -= 1
+        if watched and before != _random_states(torch):
+            state.notes["draws"] = True
         for _, tensor in _tensors(output):
             note_precision(tensor.dtype)
             if trains and state.loader is None and not tensor.dim() and tensor.grad_fn is not None:
@@ -597,6 +634,7 @@ def _change_modules(torch):
                 isinstance(owner, torch.nn.Module)
                 and owner is not module
                 and any(each is module for each in owner.modules())
+                and any(True for _ in _tensors(arguments_of(frame)))  # a loop over batches is no forward pass
             ):
                 found = frame, owner
             frame = frame.f_back
@@ -623,29 +661,43 @@ def _change_backward(torch):
             state.pending = {id(each): each for each in state.pending.values() if _holds_gradient(each)}
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         if state.models and not state.finished and len(roots) == 1 and roots[0].numel() == 1:
-            state.step["losses"].append(float(roots[0].detach()))
+            state.step["losses"].append(float(roots[0].detach()) / getattr(roots[0], "_lockstep_scale", 1.0))
             state.step["backward_line"] = line()
             state.step["inside"] = state.step.get("inside", True) and was_returned(roots[0])
         state.returned.clear()
         return backward(tensors, *args, **kwargs)
 
     torch.autograd.backward = noted
+    scale = torch.amp.GradScaler.scale
+
+    def noted_scale(self, outputs):
+        scaled = scale(self, outputs)
+        if isinstance(scaled, torch.Tensor) and self.is_enabled():
+            scaled._lockstep_scale = self.get_scale()  # the loss is to be told without it
+        return scaled
+
+    torch.amp.GradScaler.scale = noted_scale
 
 
 def _change_clipping(torch):
     import torch.nn.utils.clip_grad as module
 
+    clipped = set()  # the ids of parameters that were clipped since their last step
+
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         clip = getattr(module, name)
 
-        def noted(*args, _clip=clip, **kwargs):
+        def noted(parameters, *args, _clip=clip, **kwargs):
             state.step["clip"].append(line())
-            norm = _clip(*args, **kwargs)
+            if not isinstance(parameters, torch.Tensor):
+                parameters = list(parameters)
+                clipped.update(map(id, parameters))
+            norm = _clip(parameters, *args, **kwargs)
             of_rank = isinstance(norm, torch.Tensor) and not hasattr(
                 norm, "full_tensor"
             )  # not a DTensor's, of all ranks
             if of_rank and not torch.compiler.is_compiling():
-                most = args[1] if len(args) > 1 else kwargs["max_norm"]
+                most = args[0] if args else kwargs["max_norm"]
                 state.step["factors"].append(min(1.0, float(most) / (float(norm) or 1.0)))
             return norm
 
@@ -653,16 +705,27 @@ def _change_clipping(torch):
         setattr(torch.nn.utils, name, noted)
     unscale, step = torch.amp.GradScaler.unscale_, torch.amp.GradScaler.step
 
-    def noted_unscale(self, *args, **kwargs):
-        state.step["unscaled"] = True
-        return unscale(self, *args, **kwargs)
+    def held(optimizer):
+        return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
-    def noted_step(self, *args, **kwargs):
-        if self.is_enabled() and state.step["clip"] and not state.step.get("unscaled"):
+    def check(scaler, optimizer):
+        if scaler.is_enabled() and state.step["clip"] and clipped & held(optimizer):
             state.notes.setdefault(
                 "clipped_while_scaled", {"step": len(state.steps) + 1, "line": state.step["clip"][0]}
             )
-        return step(self, *args, **kwargs)
+
+    def noted_unscale(self, optimizer):
+        check(self, optimizer)
+        return unscale(self, optimizer)
+
+    def noted_step(self, optimizer, *args, **kwargs):
+        # A fused optimizer unscales by itself.
+        if self.is_enabled() and self._per_optimizer_states[id(optimizer)]["stage"].name == "READY":
+            check(self, optimizer)
+        try:
+            return step(self, optimizer, *args, **kwargs)
+        finally:
+            clipped.difference_update(held(optimizer))  # also where gradients are infinite, and it takes no step
 
     torch.amp.GradScaler.unscale_, torch.amp.GradScaler.step = noted_unscale, noted_step
 
@@ -979,12 +1042,28 @@ def change_accelerate(module):
     """Note evaluations whose repeated samples Accelerate leaves out of a metric."""
     gather = module.Accelerator.gather_for_metrics
 
-    def noted(self, *args, **kwargs):
-        if state.loader is not None:
+    def noted(self, input_data, *args, **kwargs):
+        tensors = [tensor for _, tensor in _tensors(input_data)]
+        of_samples = any(tensor.dim() for tensor in tensors) or not tensors  # not the mean of a batch
+        if state.loader is not None and of_samples:
             state.loader["left_out"] = True
-        return gather(self, *args, **kwargs)
+        return gather(self, input_data, *args, **kwargs)
 
     module.Accelerator.gather_for_metrics = noted
+
+
+def change_prepared_schedules(module):
+    """Count as one step what a schedule does that Accelerate prepared, which is a step for each rank."""
+    step = module.AcceleratedScheduler.step
+
+    def noted(self, *args, **kwargs):
+        before = state.schedule_steps
+        try:
+            return step(self, *args, **kwargs)
+        finally:
+            state.schedule_steps = min(state.schedule_steps, before + 1)
+
+    module.AcceleratedScheduler.step = noted
 
 
 def change_dispatching(module):
@@ -1072,6 +1151,7 @@ CHANGES = {
     "lightning.fabric.plugins.environments.lightning": change_lightning,
     "accelerate.accelerator": change_accelerate,
     "accelerate.data_loader": change_dispatching,
+    "accelerate.scheduler": change_prepared_schedules,
     "deepspeed.runtime.engine": change_deepspeed,
     "deepspeed": change_deepspeed_itself,
 }

@@ -76,19 +76,30 @@ def _prove(command: list[str], against: str | None, folder: Path, asked: recordi
         return findings.untold(reason, findings.between_ranks(recorded))
     if against:
         other = recording.record(shlex.split(against), folder / "against", asked)
-        if findings.STAGES in map(findings.divided, (recorded, other)):
-            return findings.untold(f"ranks hold stages of the model ({findings.STAGES}), which are not compared", [])
+        if other.exit_code and other.steps < asked.steps:
+            ended = f"ended with exit code {other.exit_code} after {other.steps} of {asked.steps} steps"
+            return findings.untold(f"the other command {ended}", findings.between_ranks(recorded))
+        for by in map(findings.divided, (recorded, other)):
+            if by in (findings.STAGES, findings.FLAT):
+                return findings.untold(f"ranks hold parts of the model ({by}), which are not compared", [])
         found = findings.between_ranks(recorded) + findings.two_scripts(recorded, other)
+        steps = min(recorded.steps, other.steps)
+        if recorded.steps != other.steps:
+            says = f"training ends after {recorded.steps} steps, against {other.steps}"
+            found.append(findings.Finding("length", findings.DIFFERENT, says, step=steps + 1))
         wrong = findings.wrong_of(found)
         answer = findings.DIFFERENT if wrong else findings.EQUAL
-        return findings.Verdict(answer, wrong[0].says if wrong else "both scripts did the same in each step", found)
+        reason = wrong[0].says if wrong else f"both scripts did the same in each of {steps} steps"
+        return findings.Verdict(answer, reason, found)
     if reason := findings.incomparable(recorded):
         return findings.untold(reason, findings.between_ranks(recorded))
     try:
         alone = recording.replay(recorded, folder / "alone", asked)
         if in_turn := findings.takes_more_batches(recorded, alone):
             alone = recording.replay(recorded, folder / "alone", asked, in_turn=True)
-        floor = recording.replay(recorded, folder / "floor", asked, backwards=True, in_turn=in_turn)
+        floor = recording.replay(
+            recorded, folder / "floor", asked, backwards=True, reseeded=findings.draws(recorded), in_turn=in_turn
+        )
     except RunFailed as error:
         return findings.untold(f"as one process {error}", findings.between_ranks(recorded))
     return findings.against_one(recorded, alone, floor)

@@ -11,7 +11,7 @@ from lockstep.errors import in_weights, listed
 from lockstep.script.recording import Recording, loaders_alike
 
 DIFFERENT, CAUTION, NOTE = "different", "caution", "note"  # levels: the model is another, may be another, is the same
-STAGES = "pipeline parallel"  # as the recorder calls it
+STAGES, FLAT = "pipeline parallel", "FullyShardedDataParallel"  # as the recorder calls them
 BESIDE = ".param_groups["  # in the recorder's names of parameters that belong to no model that is called in training
 EQUAL, UNTOLD = "equal", "not told"  # further answers of a verdict
 ABOVE_FLOOR = 30  # models differ if they are more than this many times further apart than rounding alone moves them
@@ -28,6 +28,7 @@ MANY = 0.5  # as a share of a step's samples: if ranks share more than this, it 
 OWN_PART = "give each rank its own part, as by DistributedSampler(dataset)."
 _listed = partial(listed, most=3)
 OF_SCALE = ("summed", "averaged_twice", "gradient_scale")  # causes that are reported beside any other finding
+EXPLAIN = ("beginning", "apart", "clipped_apart", "groups")  # findings of which a difference to one process may come
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,11 @@ def incomparable(recorded: Recording) -> str:
     return f"ranks hold parts of the model's layers ({by}), which one process can't be given" if by else ""
 
 
+def draws(recorded: Recording) -> bool:
+    """Whether a model in training draws random numbers, as one does that leaves out some of its layers."""
+    return any(rank["notes"].get("draws") for rank in recorded.ranks)
+
+
 def takes_more_batches(recorded: Recording, alone: Recording) -> bool:
     """Whether one process takes as many batches for a step as all ranks together, as a script does that is given the
     size of a step and divides it by the number of ranks."""
@@ -130,11 +136,11 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
         (step for step in range(steps) if not distances[step] <= ABOVE_FLOOR * max(floors[step], smallest)), None
     )
     sides = recorded, alone, floor
-    gradient = next(
-        (step for step in range(steps) if _gradient_differs(*sides, step) or _other_parts(*sides, step)), None
-    )
+    gradient = next((step for step in range(steps) if _any_gradient_differs(*sides, step)), None)
     in_every_step = all(not mine <= ABOVE_FLOOR * floor for mine, floor in zip(distances, floors, strict=True))
-    if ABOVE_FLOOR * floors[-1] > TOO_HIGH and not in_every_step:
+    # The first gradient is of equal weights, so that rounding has not grown yet.
+    at_once = not draws(recorded) and (_gradient_differs(*sides, 0) or _clips_otherwise(*sides, 0))
+    if ABOVE_FLOOR * floors[-1] > TOO_HIGH and not in_every_step and not at_once:
         reason = (
             f"two runs as one process differ by {floors[-1]:.1%} of what training changes: the model draws random"
             " numbers, rounding grows fast, or the script resumes from files of an earlier run"
@@ -142,6 +148,10 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
         return untold(reason, found, distances[-1], floors[-1], table)
     if first is None and gradient is None:
         wrong = wrong_of(found)
+        if len(ends := {len(rank["steps"]) for rank in recorded.ranks}) > 1 and not wrong:  # as within join()
+            counts = _listed(map(str, sorted(ends)))
+            reason = f"ranks end after {counts} steps; only the first {steps}, which are the same, can be compared"
+            return untold(reason, found, distances[-1], floors[-1], table)
         within = f" within {ABOVE_FLOOR * max(floors[-1], smallest):.1g} of what training changed"
         reason = wrong[0].says if wrong else f"{steps} steps on the same samples came to the same weights,{within}"
         parameters = _by_parameter(recorded, alone, floor, 0)
@@ -151,7 +161,7 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
     cause = _cause(recorded, alone, floor, at, gradient == at)
     if cause.kind in OF_SCALE:
         found.append(cause)
-    elif not wrong_of(found):  # otherwise a finding from the ranks alone explains the difference
+    elif not any(finding.kind in EXPLAIN for finding in found):
         found.insert(0, cause)
     reason, parameters = wrong_of(found)[0].says, _by_parameter(recorded, alone, floor, at)
     return Verdict(DIFFERENT, reason, found, distances[-1], floors[-1], table, at + 1, parameters)
@@ -338,6 +348,9 @@ def _other_step(one: Recording, other: Recording, step: int, limits: list[float]
     if not same_gradient:
         says = f"on the same samples the gradient is {ratio:.4g} times as large"
         return [Finding("gradient", DIFFERENT, says, step=step + 1, line=line)]
+    if abs((hidden := _hidden_by_clipping(one, other, step)) - 1) > of_gradient:
+        says = f"on the same samples the gradient before clipping is {hidden:.4g} times as large"
+        return [Finding("gradient", DIFFERENT, says, step=step + 1, line=line)]
     if not same_weights:
         says = "the gradients are the same, and the weights after the step are not"
         return [Finding("step", DIFFERENT, says, step=step + 1, line=line)]
@@ -370,6 +383,8 @@ def _dropouts(recorded: Recording, step: int) -> list[float]:
 
 
 def _other_beginning(recorded: Recording) -> list[Finding]:
+    if divided(recorded) == FLAT:
+        return []
     first = recorded.ranks[0]["initial"]
     for rank in recorded.ranks[1:]:
         hashes = rank["initial"]["hashes"]
@@ -383,24 +398,36 @@ def _other_beginning(recorded: Recording) -> list[Finding]:
 
 
 def _same_samples(recorded: Recording) -> list[Finding]:
-    if recorded.world == 1 or divided(recorded):
+    if recorded.world == 1 or divided(recorded) not in (None, FLAT):
         return []
     if _indices_disjoint(recorded):  # equal samples are then duplicates in the data
         return []
     for step in range(recorded.steps):
-        each = [Counter(_rows(rank["steps"][step])) for rank in recorded.ranks]
-        if not all(each):
-            return []
-        union = sum(each, Counter())
-        distinct, every = len(union), sum(union.values())
-        if all(rows == each[0] for rows in each):
-            says = f"every rank trains the same samples: {every}, of which {len(each[0])} are distinct"
-            return [Finding("same_samples", DIFFERENT, says, OWN_PART, _call_line(recorded, step), step + 1)]
-        several = [row for row in union if sum(row in rows for rows in each) > 1]
-        if len(several) > MANY * distinct:
-            says = f"{len(several)} of {distinct} samples are trained by more than one rank"
-            return [Finding("shared_samples", DIFFERENT, says, OWN_PART, _call_line(recorded, step), step + 1)]
+        steps = [rank["steps"][step] for rank in recorded.ranks]
+        # What else a step's models are called with, as the noise for a generator, may differ by rank.
+        models = sorted({call["model"] for call in steps[0]["calls"]}) if _handed_alike(recorded) else []
+        for each in [[Counter(_rows(noted, model)) for noted in steps] for model in (None, *models)]:
+            if not all(each):
+                continue
+            union = sum(each, Counter())
+            distinct, every = len(union), sum(union.values())
+            if all(rows == each[0] for rows in each):
+                says = f"every rank trains the same samples: {every}, of which {len(each[0])} are distinct"
+                return [Finding("same_samples", DIFFERENT, says, OWN_PART, _call_line(recorded, step), step + 1)]
+            several = [row for row in union if sum(row in rows for rows in each) > 1]
+            if len(several) > MANY * distinct:
+                says = f"{len(several)} of {distinct} samples are trained by more than one rank"
+                return [Finding("shared_samples", DIFFERENT, says, OWN_PART, _call_line(recorded, step), step + 1)]
     return []
+
+
+def _handed_alike(recorded: Recording) -> bool:
+    """Whether a loader gave all ranks the same indices in the same order."""
+    return any(
+        len(same) == recorded.world and all(loader["batches"][0] == same[0]["batches"][0] for loader in same)
+        for same in loaders_alike(recorded.ranks)
+        if same[0]["trains"]
+    )
 
 
 def _a_step_later(recorded: Recording) -> list[Finding]:
@@ -442,7 +469,8 @@ def _handed_out(recorded: Recording) -> list[Finding]:
     found = []
     for same in loaders_alike(recorded.ranks):
         first = same[0]
-        epochs = [epoch for epoch in first["batches"] if len(epoch) > 1]
+        evaluates = first["evaluates"] and not first["trains"]
+        epochs = [] if evaluates else [epoch for epoch in first["batches"] if len(epoch) > 1]
         if len(epochs) > 1 and _shuffled(epochs[0]) and epochs[0][: len(epochs[1])] == epochs[1][: len(epochs[0])]:
             do = "call sampler.set_epoch(epoch) before each epoch."
             found.append(Finding("same_order", CAUTION, "each epoch has the same order", do))
@@ -453,7 +481,6 @@ def _handed_out(recorded: Recording) -> list[Finding]:
         if ranks_alike or by_itself or not _of_one_data(same) or len(same) < recorded.world:
             continue
         together = _flat(of_each)
-        evaluates = first["evaluates"] and not first["trains"]
         again = len(together) - len(set(together)) + first.get("filled", 0)
         if again and evaluates and first.get("left_out"):
             continue
@@ -474,7 +501,7 @@ def _handed_out(recorded: Recording) -> list[Finding]:
         if handed > 1.4 * first["size"]:
             do = "each rank goes through all of the data; if that is not intended, divide it among the ranks."
             found.append(Finding("epoch_too_long", CAUTION, says, do))
-        elif handed < 0.6 * first["size"] and first["size"] > 2 * len(together):
+        elif max(handed, len(together)) < 0.6 * first["size"]:
             found.append(Finding("epoch_too_short", CAUTION, says, "was the sampler told the right number of ranks?"))
     return found
 
@@ -497,7 +524,8 @@ def _shuffled(batches: list) -> bool:
 
 def _drifting(recorded: Recording) -> list[Finding]:
     """Find ranks whose weights were equal at the beginning, and differ later."""
-    if recorded.world == 1 or _other_beginning(recorded) or recorded.ranks[0]["initial"]["sharded"]:
+    sharded = recorded.ranks[0]["initial"]["sharded"] or divided(recorded) == FLAT
+    if recorded.world == 1 or _other_beginning(recorded) or sharded:
         return []
     for step in range(recorded.steps):
         first = recorded.ranks[0]["steps"][step]
@@ -579,7 +607,9 @@ def _every_micro_batch(recorded: Recording) -> list[Finding]:
     for step, noted in enumerate(recorded.ranks[0]["steps"][: recorded.steps]):
         of_one_model = len({call["model"] for call in noted["calls"]}) == 1
         early = [call for call in noted["calls"][:-1] if call["synchronised"]]
-        if early and of_one_model and recorded.world > 1:
+        # Each must have a backward pass of its own: others are several views of a batch, or evaluations of a closure.
+        in_turn = len(noted["losses"]) == len(noted["calls"]) and noted.get("evaluations", 1) == 1
+        if early and of_one_model and in_turn and recorded.world > 1:
             says = f"gradients are averaged over ranks in each of {len(noted['calls'])} micro-batches: time, no error"
             do = "enter model.no_sync() in all but the last."
             return [Finding("every_micro_batch", NOTE, says, do, early[0]["line"], step + 1)]
@@ -605,9 +635,11 @@ def _same_random_numbers(recorded: Recording) -> list[Finding]:
 
 def _without_gradient(recorded: Recording) -> list[Finding]:
     steps = recorded.ranks[0]["steps"][: recorded.steps]
-    if not all(step["gradients"] for step in steps):
+    if not all(step["gradients"] for step in steps) or divided(recorded) == FLAT:
         return []
-    never = [name for name in recorded.ranks[0]["initial"]["hashes"] if not any(name in s["gradients"] for s in steps)]
+    first = recorded.ranks[0]["initial"]
+    trained = first["hashes"].keys() - first["frozen"]
+    never = [name for name in first["hashes"] if name in trained and not any(name in s["gradients"] for s in steps)]
     if not never:
         return []
     return [Finding("without_gradient", NOTE, f"parameters that never get a gradient: {_listed(never)}")]
@@ -726,7 +758,7 @@ def _other_rates(recorded: Recording, alone: Recording, steps: int) -> list[Find
             says += f": it is multiplied by the number of ranks ({recorded.world})"
             do = "nothing if that is intended (the linear scaling rule); otherwise leave the factor out."
             return [Finding("rate_scaled", CAUTION, says, do, line, step + 1)]
-        if stepped != once and not recorded.ranks[0]["initial"]["accelerate"]:
+        if stepped != once:
             says += f"; the schedule was stepped {stepped} times since the first step, there {once}"
             return [Finding("schedule", DIFFERENT, says, "step it once in each step.", line, step + 1)]
         do = (
@@ -740,12 +772,14 @@ def _other_rates(recorded: Recording, alone: Recording, steps: int) -> list[Find
 def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, of_gradient: bool) -> Finding:
     """The cause of a difference that begins in step `step`, counted from 0."""
     world, line = recorded.world, recorded.ranks[0]["steps"][step].get("backward_line") or _line(recorded, step)
-    ratio = _gradient_ratio(recorded, alone, step)
+    ratio, hidden = _gradient_ratio(recorded, alone, step), _hidden_by_clipping(recorded, alone, step)
+    what = "the gradient before clipping" if hidden != 1 else "the gradient"
+    ratio = ratio and ratio * hidden
     counts = [len(_rows(rank["steps"][step])) for rank in recorded.ranks]
     at = {"line": line, "step": step + 1}
     if of_gradient and ratio is not None and _same_direction(recorded, alone, step) and abs(ratio - 1) > 1e-3:
         if np.isclose(ratio, world, rtol=0.02):
-            says = f"the gradient is {ratio:.3g} times what it is on one process: it is summed over ranks, not averaged"
+            says = f"{what} is {ratio:.3g} times what it is on one process: it is summed over ranks, not averaged"
             do = f"divide by the number of ranks ({world})."
             if recorded.ranks[0]["initial"]["trainer"]:
                 do = (
@@ -755,7 +789,7 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
             return Finding("summed", DIFFERENT, says, do, **at)
         if np.isclose(ratio, 1 / world, rtol=0.02):
             says = (
-                f"the gradient is {ratio:.3g} of what it is on one process: it is divided by the number of ranks twice,"
+                f"{what} is {ratio:.3g} of what it is on one process: it is divided by the number of ranks twice,"
                 " or the loss is a sum over samples"
             )
             do = (
@@ -763,7 +797,7 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
                 f" multiplied by the number of ranks ({world})."
             )
             return Finding("averaged_twice", DIFFERENT, says, do, **at)
-        says = f"the gradient is {ratio:.4g} times what it is on one process"
+        says = f"{what} is {ratio:.4g} times what it is on one process"
         do = "check what the loss is divided by: micro-batches, ranks, scale."
         if recorded.ranks[0]["steps"][step]["clip"]:
             do = "gradients are clipped: clip after they are averaged over ranks, and by the norm of all of them."
@@ -819,8 +853,9 @@ def _smallest(recorded: Recording) -> float:
     return max(SMALLEST.get(kind, SMALLEST_ELSE) for kind in recorded.ranks[0]["notes"].get("precisions", ["-"]))
 
 
-def _rows(step: dict) -> list[str]:
-    return [row for call in step["calls"] for row in call["rows"]]
+def _rows(step: dict, model: int | None = None) -> list[str]:
+    """The samples of a step; if a model is named by its number, those that it was called with."""
+    return [row for call in step["calls"] if model in (None, call["model"]) for row in call["rows"]]
 
 
 def _union(recorded: Recording, step: int) -> list[str]:
@@ -920,6 +955,38 @@ def _gradient_differs(
         return False
     rounding = max(_gradient_distance(floor, alone, step, names), _smallest(recorded))
     return not _gradient_distance(recorded, alone, step, names) <= ABOVE_FLOOR * rounding
+
+
+def _any_gradient_differs(recorded: Recording, alone: Recording, floor: Recording, step: int) -> bool:
+    """Whether the whole gradient is another, or that of a single parameter, or what clipping has made alike."""
+    sides = recorded, alone, floor
+    return _gradient_differs(*sides, step) or bool(_other_parts(*sides, step)) or _clips_otherwise(*sides, step)
+
+
+def _factors(recorded: Recording, step: int) -> np.ndarray:
+    """What rank 0's gradients were multiplied by to clip them in a step, call by call."""
+    return np.array(recorded.ranks[0]["steps"][step].get("factors", []))
+
+
+def _clips_otherwise(recorded: Recording, alone: Recording, floor: Recording, step: int) -> bool:
+    """Whether gradients are clipped by another factor than on one process, which makes other gradients alike."""
+    mine, its, reversed_ = (_factors(each, step) for each in (recorded, alone, floor))
+    if not mine.shape == its.shape == reversed_.shape:
+        return False
+    names = _compared(recorded, alone, floor, step)
+    rounding = max(_smallest(recorded), _gradient_distance(floor, alone, step, names) if names else 0.0)
+    least = max(SAME_SIZE, ABOVE_FLOOR * rounding) * its
+    return bool((np.abs(mine - its) > np.maximum(least, ABOVE_FLOOR * np.abs(reversed_ - its))).any())
+
+
+def _hidden_by_clipping(recorded: Recording, alone: Recording, step: int) -> float:
+    """How many times as much as on one process clipping has made of the gradient before it; 1 if that can't be told."""
+    mine, its = (_factors(each, step) for each in (recorded, alone))
+    if not mine.size or mine.shape != its.shape or not mine.all() or not its.all():
+        return 1.0
+    ratios = its / mine
+    alike = np.allclose(ratios, ratios[0], rtol=SAME_SIZE, atol=0) and not np.isclose(ratios[0], 1, rtol=SAME_SIZE)
+    return float(ratios[0]) if alike else 1.0
 
 
 def _other_parts(recorded: Recording, alone: Recording, floor: Recording, step: int) -> list[str]:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -144,14 +145,16 @@ def replay(
     asked: Asked,
     *,
     backwards: bool = False,
+    reseeded: bool = False,
     in_turn: bool = False,
     variables: dict[str, str] | None = None,
 ) -> Recording:
     """Run a recording's script as one process, on the samples of all its ranks, from rank 0's initial weights.
 
-    backwards: whether to reverse the samples of each batch, which changes nothing but rounding. in_turn: whether to
-    give the batches of all ranks one after the other, not as one. variables: of the environment, set last. The output
-    is in `folder`/log.txt. Raises RunFailed if no step was recorded.
+    backwards: whether to reverse the samples of each batch, which changes nothing but rounding. reseeded: whether
+    models are to draw other random numbers. in_turn: whether to give the batches of all ranks one after the other, not
+    as one. variables: of the environment, set last. The output is in `folder`/log.txt. Raises RunFailed if no step was
+    recorded.
     """
     write_json(recorded.folder / "replay.json", merged(recorded, in_turn))
     started = _start(recorded)
@@ -168,6 +171,7 @@ def replay(
     beside = {
         "LOCKSTEP_REPLAY": str(recorded.folder.resolve()),
         "LOCKSTEP_REVERSED": str(int(backwards)),
+        "LOCKSTEP_RESEEDED": str(int(reseeded)),
         "LOCKSTEP_SCRIPT_FOLDER": started["variables"].get("LOCKSTEP_SCRIPT_FOLDER", ""),
     }
     log = folder / "log.txt"
@@ -306,16 +310,25 @@ def _end_all(process: subprocess.Popen, folder: Path, signals: list[signal.Signa
     Each signal is sent to those that the one before has not ended in GRACE seconds. They are looked for only once, as a
     process whose parent has ended is no descendant any more.
     """
-    left = {each for each in psutil.process_iter() if _records(each, folder)}
-    with contextlib.suppress(psutil.NoSuchProcess):
-        left |= {psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)}
-    left.discard(psutil.Process())
-    for number in signals:
-        for each in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.send_signal(number)
-        _, left = psutil.wait_procs(left, GRACE)
+    left: set[psutil.Process] = set()
+    try:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            left |= {psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)}
+        left |= {each for each in psutil.process_iter() if _records(each, folder)} - {psutil.Process()}
+        for number in signals:
+            _send(left, number)
+            _, left = psutil.wait_procs(left, GRACE)
+    except KeyboardInterrupt:  # pressed once more: no longer patient, but nothing may be left
+        _send(left, signal.SIGKILL)
+        process.wait()
+        raise
     process.wait()
+
+
+def _send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    for each in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.send_signal(number)
 
 
 def _records(process: psutil.Process, folder: Path) -> bool:
