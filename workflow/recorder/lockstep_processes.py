@@ -15,13 +15,17 @@ ELSEWHERE = os.environ.get("LOCKSTEP_ELSEWHERE", "")  # a folder from which noth
 WAIT = 60  # seconds that a finished rank waits for the others
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "SLURM_PROCID")
 WORLDS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE", "SLURM_NTASKS")
+# Rank and world size of torch.distributed's group, kept for when a script has destroyed it.
+_in_group = []
 
 
 def rank_and_world():
     """This process's rank and world size, from torch.distributed, Horovod, or a launcher's variables."""
     dist = getattr(sys.modules.get("torch"), "distributed", None)
     if dist is not None and dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
+        _in_group[:] = dist.get_rank(), dist.get_world_size()
+    if _in_group:
+        return tuple(_in_group)
     horovod = sys.modules.get("horovod.torch")
     initialised = getattr(horovod, "is_initialized", None)  # it is not there yet while horovod.torch imports torch
     if initialised and initialised():
