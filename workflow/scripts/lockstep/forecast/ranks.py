@@ -26,10 +26,6 @@ COMPUTING = 0.08
 MESSAGE = 0.25
 # What a TCP connection carries of an Ethernet link's rate: 1448 of 1538 bytes of a frame are data (MTU 1500).
 PAYLOAD = 1448 / 1538
-# gloo's all_gather of more than GATHER_AT_RATE bytes, as a multiple of the time in which a link brings them while it
-# sends in both directions: expected, at least, at most. Seen on shaped links of 100 Mbit/s and 1 Gbit/s; other
-# collectives, and smaller messages, take just that time.
-GATHER, GATHER_AT_RATE = (1.4, 1.0, 1.5), 2**20
 
 
 @dataclass(frozen=True)
@@ -51,6 +47,11 @@ class Interval:
 
 
 NOTHING = Interval(0.0, 0.0, 0.0)
+ONCE = Interval(1.0, 1.0, 1.0)
+# gloo's all_gather of more than GATHER_AT_RATE bytes, as a multiple of the time in which a link brings them while it
+# sends in both directions. Seen on shaped links of 100 Mbit/s and 1 Gbit/s; other collectives, and smaller messages,
+# take just that time.
+GATHER, GATHER_AT_RATE = Interval(1.4, 1.0, 1.5), 2**20
 
 
 @dataclass(frozen=True)
@@ -127,13 +128,12 @@ class Links:
     def _wire(self, collective: str, size: float) -> Interval:
         """The seconds in which the link brings a collective's bytes."""
         load = BUS[collective](self.ranks)
-        expected, least, most = 1.0, 1.0, 1.0
+        times = ONCE
         if self.backend == "gloo" and collective == "reduce_scatter":
             load = BUS["all_reduce"](self.ranks)  # PyTorch has gloo reduce all of it on every rank, which keeps a part
         elif self.backend == "gloo" and collective == "all_gather" and size > GATHER_AT_RATE:
-            expected, least, most = GATHER
-        seconds = size * load / (self.link / 8 * PAYLOAD)
-        return Interval(expected * seconds, least * seconds, most * seconds)
+            times = GATHER
+        return times * (size * load / (self.link / 8 * PAYLOAD))
 
     def _own(self, collective: str, size: float) -> Interval:
         """What the ranks of one machine take for it; nothing if that was not measured."""
