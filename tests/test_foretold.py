@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import which
 from lockstep import network, paths
 from lockstep.config import reading, registry
+from lockstep.data import plan as planning
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput
 from lockstep.files import read_json, write_json
@@ -195,6 +196,18 @@ def test_a_strategy_sends_what_it_declares(strategy, options, expected):
     assert found == pytest.approx(expected)
 
 
+def test_with_lora_gradients_of_few_weights_are_sent_and_all_weights_gathered():
+    known = {"replicate": 1, "mixed_precision": "autocast", "reshard_after_forward": True, "clip": 0.0}
+    known |= {"sync_batchnorm": False, "precision": "fp32", "lora": 4}
+    few = {"head.weight": SHAPES["head.weight"], "head.bias": SHAPES["head.bias"]}
+    sent = ranks.messages(registry.sends("fsdp", known), SHAPES, known, 1, ALONE, "cpu", few)
+    assert [(each.collective, sum(each.sizes)) for each in sent] == [
+        ("all_gather", 4 * NUMBERS),
+        ("all_gather", 4 * NUMBERS),
+        ("reduce_scatter", 4 * 390),
+    ]
+
+
 def test_powersgd_sends_two_factors_of_what_it_compresses():
     (message,) = sends("ddp", hook="powersgd", powersgd_rank=2)
     first, second = 2 * (1000 + 4 * 64 + 6), 2 * (64 + 4 * 64 + 64)
@@ -213,6 +226,7 @@ def test_powersgd_sends_two_factors_of_what_it_compresses():
         ("ddp_spawn", {"join": True}),
     ]
     + [("deepspeed", {"stage": 3, "offload_optimizer": True}), ("local_sgd", {"local_after": 4}), ("horovod", {})]
+    + [("deepspeed", {"stage": 1, "config_file": "ds.json"})]
     + [(name, {}) for name in ("tp", "pp", "cp", "diloco", "dataparallel", "script")],
 )
 def test_what_is_not_declared_is_not_foretold(strategy, options):
@@ -554,6 +568,9 @@ def test_a_row_with_fewer_processes_of_its_own_is_on_the_same_machine(number, no
         (("--gpu", "h100"), "--gpu: is for a model by its shape"),
         (("--tokens", "1e9"), "--tokens: is for a model by its shape"),
         (("--cluster", "mine.yaml"), "--cluster: is for a model by its shape"),
+        (("--lora",), "--lora: is for a model by its shape"),
+        (("--strategies", "ddp"), "--strategies: is for a model by its shape"),
+        (("--price", "-1"), "--price -1: expected a number above 0"),
         (("--json", "config"), "--json: config exists already"),
         (("--picture", "config"), "--picture: config exists already"),
         (("--gpus", "2", "4"), "--gpus 2 4: name one number"),
@@ -579,6 +596,7 @@ def told(row: str, milliseconds: float | None, **more) -> dict:
     """What foretelling.foretell says of a row."""
     seconds = milliseconds and {"value": milliseconds / 1000, "low": 0.9e-3 * milliseconds, "high": 2e-3 * milliseconds}
     found = {"row": row, "ranks": 2, "global_batch": 64, "seconds": seconds, "parts": {}, "known": "foretold"}
+    found |= {"devices": 2, "epoch_steps": 36000}
     found |= {"parts": {"communication": {"value": 0.001}}, "why": [], "disturbed": []}
     return found | more
 
@@ -592,7 +610,7 @@ def test_what_rows_need_is_told_and_drawn(tmp_path, capsys):
     }
     counted |= {"fsdp": {"why": "", "allocated": gib, "fits": True}, "horovod": {"why": "in a library of its own"}}
     counted["tp"] = {"why": "it is not counted"}
-    which._tell_rows(found, {}, counted)
+    which._tell_rows(found, {}, counted, None)
     said = capsys.readouterr().out
     lines = {line.split("│")[1].strip(): line for line in said.splitlines() if line.startswith("│")}
     assert "12" in lines["single"]
@@ -612,10 +630,38 @@ def test_what_rows_need_is_told_and_drawn(tmp_path, capsys):
 def test_a_row_that_does_not_fit_is_said_so_though_its_time_is_not_foretold(capsys):
     sizes = {"ddp": (2**30, True), "cp": (2**35, False)}
     counted = {row: {"why": "", "allocated": size, "fits": fits} for row, (size, fits) in sizes.items()}
-    which._tell_rows([told("ddp", 30), told("cp", None, known="not foretold", why=[UNDECLARED])], {}, counted)
+    which._tell_rows([told("ddp", 30), told("cp", None, known="not foretold", why=[UNDECLARED])], {}, counted, None)
     said = capsys.readouterr().out
     assert f"cp: not foretold: {UNDECLARED}\ncp: a GPU, GiB: 32, does not fit\n" in said
     assert "ddp: a GPU" not in said
+
+
+def test_an_epoch_of_a_row_has_a_time_and_a_cost(capsys):
+    brief = told("ddp", 20, epoch_steps=100) | {"seconds": {"value": 0.02, "low": None, "high": None}}
+    which._tell_rows([told("single", 50), brief], {}, {}, 3.0)
+    lines = {
+        line.split("│")[1].strip(): line.split("│") for line in capsys.readouterr().out.splitlines() if "│" in line
+    }
+    *_, epoch, cost, _, _ = lines["single"]
+    assert epoch.strip() == "30 (27 to 60) min"  # 36,000 steps of 50 ms
+    assert cost.strip() == "3 (2.7 to 6)"  # of half an hour of two devices at 3 an hour each
+    *_, epoch, cost, _, _ = lines["ddp"]
+    assert (epoch.strip(), cost.strip()) == ("2 s", "0.00333")
+
+
+def test_a_row_with_another_batch_than_was_planned_gets_the_plan_that_it_would_have(tmp_path):
+    config = reading.parse({"hardware": {"device": "cpu", "processes": 2, "threads": 1, "oversubscribe": True}})
+    row = config.rows["ddp"]
+    row = replace(row, train=replace(row.train, global_batch=24, device_batch=12, max_steps=5))
+    lengths = np.random.default_rng(0).integers(4, 60, 400)
+    paths.data_folder(tmp_path).mkdir(parents=True)
+    planning.save_lengths(paths.data_folder(tmp_path), lengths)
+    made_anew = alone.plan_of(config, row, tmp_path)
+    assert made_anew.hash == planning.of_training(row.train, lengths, config.data.max_length).hash
+    file = paths.plan_file(tmp_path, row.plan_name)
+    file.parent.mkdir(parents=True)
+    made_anew.first(3).save(file)
+    assert alone.plan_of(config, row, tmp_path).steps == 3
 
 
 def test_only_runs_with_the_same_settings_and_data_stand_beside_what_is_foretold(tmp_path):

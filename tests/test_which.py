@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from matplotlib.text import Text
 
 from benchmarks import others
+from lockstep.config import registry
 from lockstep.config.reading import load_yaml
 from lockstep.files import read_json
 from lockstep.forecast import clusters, model, picture, sharded
@@ -46,10 +47,10 @@ def which(run_script, tmp_path):
     return run
 
 
-def cells(said: str) -> dict[str, list[str]]:
-    """A table's lines, by their first cell."""
+def cells(said: str, strategy: str = "fsdp") -> dict[str, list[str]]:
+    """A strategy's lines of a table, by the number of GPUs: a step, tokens/s, MFU, what a GPU keeps, and so on."""
     lines = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in said.splitlines()]
-    return {line[0]: line[1:] for line in lines if line}
+    return {line[1]: line[2:] for line in lines if line and line[0] == strategy}
 
 
 @pytest.fixture(scope="module")
@@ -158,8 +159,9 @@ def test_each_number_is_foretold_with_an_interval_or_extrapolated_with_a_reason(
     assert (code, errors) == (0, "")
     table = cells(said)
     for gpus in ("8", "64"):
-        step, speed, mfu, how = table[gpus]
+        step, speed, mfu, keeps, how = table[gpus]
         assert how == "foretold"
+        assert float(keeps) == pytest.approx(16 * LLAMA_8B.weights / int(gpus) / 2**30, rel=0.01)
         assert re.fullmatch(r"[\d.]+ \([\d.]+ to [\d.]+\) s", step)
         value, low, high = (float(number.replace(",", "")) for number in re.findall(r"[\d,]+", speed))
         assert low == pytest.approx(0.847 * value, rel=0.01)
@@ -170,9 +172,9 @@ def test_each_number_is_foretold_with_an_interval_or_extrapolated_with_a_reason(
     assert "1024 GPUs: extrapolated, so there is no interval: 1,024 GPUs (8 to 512 were checked)." in said
     (measured,) = re.findall(r"^Measured, by llm-foundry, .*$", said, re.MULTILINE)
     assert re.search(r" [\d,]+ tokens/s per GPU, .* 8192 tokens, 8 h100", measured)
-    assert re.search(r"^Not foretold, .*\bddp\b.*\bdeepspeed\b", said, re.MULTILINE)
+    assert re.search(r"Not foretold by a shape: .*\btp\b.*, deepspeed at stage 3\.$", said, re.MULTILINE)
     assert "lockstep fits" in said
-    assert "Lockstep's fsdp sends gradients in fp32" in said
+    assert "Lockstep's strategies send gradients in fp32" in said
 
 
 @pytest.mark.parametrize(
@@ -219,7 +221,7 @@ def test_a_network_that_is_too_slow_decides(which):
 
 
 def test_an_epoch_has_a_time_and_a_cost(which, tmp_path):
-    words = ("--gpu", "a100-80gb", "--gpus", "64", "--batch", "512", "--json", "all.json")
+    words = ("--gpu", "a100-80gb", "--gpus", "64", "--batch", "512", "--strategies", "fsdp", "--json", "all.json")
     code, said, _ = which(*words, "--tokens", "20e9", "--price", "2")
     assert code == 0
     (found,) = read_json(tmp_path / "all.json")["foretold"]
@@ -249,6 +251,70 @@ def test_activations_that_are_computed_again_take_time(which):
         for words in ((), ("--checkpointing",))
     )
     assert 1.2 < again / kept < 1.34
+
+
+@pytest.mark.parametrize("name", sharded.MANY)
+def test_a_strategy_s_bytes_and_shares_are_those_that_its_file_declares(name):
+    strategy, _, stage = name.partition("_") if name.startswith("deepspeed") else (name, "", "0")
+    options = {key: option.get("default") for key, option in registry.literals("ddp")["OPTIONS"].items()}
+    options |= {key: option.get("default") for key, option in registry.literals(strategy)["OPTIONS"].items()}
+    options |= {"precision": "fp32", "clip": 1.0, "stage": int(stage)}
+    sent = [each for each in registry.sends(strategy, options) if each["numbers"] != 1]
+    links = {True: 0, False: 0}  # by whether it is sent for each micro-batch
+    for each in sent:
+        links[each.get("per") == "micro_batch"] += 2 if each["collective"] == "all_reduce" else 1
+    found = sharded.STRATEGIES[name]
+    assert found.each + found.once == sum(links.values())
+    if name != "fsdp":  # whose gradients are reduced in each micro-batch in published runs, and once in Lockstep's
+        assert found.each == links[True]
+    assert found.frozen == sum(each["numbers"] == "weights" for each in sent)
+    assert set(found.shares) == set(registry.first(strategy, "SHARDS", options) or ())
+
+
+def test_strategies_stand_in_the_order_of_their_time_and_what_does_not_fit_is_told(which, tmp_path):
+    code, said, _ = which("--gpu", "h100", "--gpus", "16", "8", "--json", "all.json")
+    assert code == 0
+    found = read_json(tmp_path / "all.json")
+    lines = [(each["run"]["gpus"], each["step_seconds"]) for each in found["foretold"]]
+    assert lines == sorted(lines, key=lambda line: (line[0] != 16, line[1]))
+    names = {each["run"]["strategy"] for each in found["foretold"]}
+    assert names == set(sharded.MANY) - {"ddp"}  # 16 bytes for each of 8 billion weights
+    assert {(run["strategy"], run["gpus"]) for run in found["does_not_fit"]} == {("ddp", 16), ("ddp", 8)}
+    assert "ddp does not fit on 8 GPUs: it keeps 120 GiB on each, which has 80." in said
+    assert cells(said, "zero_redundancy")["8"][-1] == "foretold, extrapolated"
+    assert re.search("8 GPUs: .*zero_redundancy.*: extrapolated, as there is no published run by them", said)
+
+
+def test_accumulation_spares_what_ddp_sends_and_not_what_fsdp_does():
+    model = replace(LLAMA_8B, weights=10**9, products=10**9)
+    for name, spares in (("ddp", True), ("zero_redundancy", True), ("fsdp", False)):
+        once, often = (
+            sum(sharded.communication(model, replace(RUN, strategy=name, accumulation=times))[:2]) for times in (1, 4)
+        )
+        assert often == pytest.approx(once if spares else 4 * once)
+
+
+def test_with_lora_less_is_kept_sent_and_computed(which):
+    words = ("--gpu", "h100", "--gpus", "16")
+    plain, lora = which(*words)[1], which(*words, "--lora")[1]
+    assert ", by LoRA, texts of" in lora
+    assert "no published run is with LoRA" in lora
+    step, _, _, keeps, how = cells(lora, "ddp")["16"]
+    assert float(keeps) == pytest.approx(4 * LLAMA_8B.weights / 2**30, rel=0.01)
+    assert how == "foretold, extrapolated"
+    assert "to" not in step
+    of_all, of_few = (float(cells(said)["16"][0].split()[0]) for said in (plain, lora))
+    assert 0.6 < of_few / of_all < 0.9
+    # Nothing is sent by ddp but LoRA's own weights.
+    lone = replace(RUN, strategy="ddp", lora=True)
+    assert sharded.communication(LLAMA_8B, lone) == (0, 0, 0)
+
+
+def test_one_gpu_sends_nothing_and_shares_nothing(which):
+    code, said, _ = which("--gpu", "h200", "--gpus", "1")
+    assert code == 0
+    assert float(cells(said, "single")["1"][3]) == pytest.approx(16 * LLAMA_8B.weights / 2**30, rel=0.01)
+    assert "links" not in said.split("single: ")[1].split("\n")[0]
 
 
 GPUS = ("--gpu", "h100", "--gpus", "8")
@@ -288,6 +354,9 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
         ((*GPUS, "--tokens", "1e9", "--price", "inf"), "--price inf: expected a number above 0"),
         ((*GPUS, "--price", "2"), "--price: say of how many tokens"),
         (("--gpu", "a100-40gb", "--gpus", "2"), "--gpus 2: it does not fit"),
+        (("--gpu", "l4", "--gpus", "1", "--lora"), "Weights, in fp32, take 4 bytes for each weight, 30 GiB in all"),
+        ((*GPUS, "--strategies", "ddp"), "ddp keeps 120 of them on each GPU, which has 80. With fsdp at least 2 GPUs"),
+        ((*GPUS, "--strategies", "tp"), "invalid choice: 'tp'"),
         ((*GPUS, "--model", "nothing.yaml"), "--model nothing.yaml: has no config.json"),
         ((*GPUS, "--json", "model.yaml"), "--json: model.yaml exists already"),
     ],
@@ -345,8 +414,10 @@ def test_the_guide_prints_what_the_command_says(which, tmp_path):
     table = cells(said)
     assert code == 0
     for gpus in ("8", "64", "512"):
-        step, speed, mfu, _, cost, how = table[gpus]
-        assert f"\n| {' | '.join((gpus, step, speed, mfu, cost, how))} |\n" in guide
+        step, speed, mfu, _, _, cost, how = table[gpus]
+        assert f"\n| {' | '.join(('`fsdp`', gpus, step, speed, mfu, cost, how))} |\n" in guide
+    step, speed, mfu, _, _, cost, how = cells(said, "ddp")["8"]
+    assert f"\n| {' | '.join(('`ddp`', '8', step, speed, mfu, cost, how))} |\n" in guide
 
 
 def test_the_guide_has_the_errors_that_are_published():

@@ -1,7 +1,7 @@
 """What a rank sends in a step: a program that takes steps as the first of two ranks, and counts instead of sending.
 
 python counted.py STRATEGY OPTIONS: prints, as JSON, the bytes and the number of messages of a step by collective, and
-the shapes of the model's weights.
+the shapes of the model's weights, and which of them are trained.
 """
 
 import json
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from transformers import BertConfig, BertForSequenceClassification
 
 from lockstep.config import reading, registry
+from lockstep.model import lora
 from lockstep.model.optimizer import make_optimizer
 
 SENT: dict[str, list[int]] = {}  # bytes, messages
@@ -130,8 +131,9 @@ def main(strategy: str, options: dict) -> None:
     config = BertConfig(
         vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
     )
-    model = BertForSequenceClassification(config)
+    model = lora.put_into(BertForSequenceClassification(config), row.train)
     shapes = {name: list(weight.shape) for name, weight in model.named_parameters()}
+    few = [name for name, weight in model.named_parameters() if weight.requires_grad]
     inputs = {"input_ids": torch.ones(2, 8, dtype=torch.long), "attention_mask": torch.ones(2, 8, dtype=torch.long)}
     trained.sample = {name: tensor.numpy() for name, tensor in inputs.items()}
     trained.set_up(model, lambda wrapped: make_optimizer(wrapped, row.train))
@@ -152,7 +154,7 @@ def main(strategy: str, options: dict) -> None:
         trained.step()
         trained.replay.done += 1
     sent = {name: [number / every for number in numbers] for name, numbers in SENT.items()}
-    print(json.dumps({"sent": sent, "shapes": shapes}))
+    print(json.dumps({"sent": sent, "shapes": shapes, "trained": few}))
     sys.stdout.flush()
     os._exit(0)
 

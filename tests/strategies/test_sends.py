@@ -24,7 +24,7 @@ def counted(strategy: str, options: dict) -> dict:
     return json.loads(finished.stdout.splitlines()[-1])
 
 
-def declared(strategy: str, options: dict, shapes: dict) -> dict[str, tuple[float, float]]:
+def declared(strategy: str, options: dict, shapes: dict, trained: dict) -> dict[str, tuple[float, float]]:
     """Bytes and messages of a step by collective, by what the strategy declares."""
     known = {name: option.get("default") for name, option in registry.literals("ddp")["OPTIONS"].items()}
     known |= {name: option.get("default") for name, option in registry.literals(strategy)["OPTIONS"].items()}
@@ -33,7 +33,7 @@ def declared(strategy: str, options: dict, shapes: dict) -> dict[str, tuple[floa
     found: dict[str, tuple[float, float]] = {}
     alone = ranks.Alone(1.0, 1.0, 1.0, 0.0)
     sent = registry.sends(strategy, known)
-    for message in ranks.messages(sent, shapes, known, accumulation, alone, "cpu"):
+    for message in ranks.messages(sent, shapes, known, accumulation, alone, "cpu", trained):
         size, number = found.get(message.collective, (0, 0))
         more = message.times * sum(message.sizes), message.times * len(message.sizes)
         found[message.collective] = (size + more[0], number + more[1])
@@ -53,13 +53,17 @@ def declared(strategy: str, options: dict, shapes: dict) -> dict[str, tuple[floa
         ("fsdp", {"reshard_after_forward": False}),
         ("fsdp", {"clip": 0}),
         ("local_sgd", {"every": 4}),
+        pytest.param("ddp", {"lora": 4}, marks=pytest.mark.ci),
+        pytest.param("fsdp", {"lora": 4}, marks=pytest.mark.ci),
+        ("zero_redundancy", {"lora": 4}),
+        ("local_sgd", {"lora": 4, "every": 4}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(f"{k}-{v}" for k, v in value.items()) or "default",
 )
 def test_a_rank_sends_what_its_strategy_declares(strategy, options):
     found = counted(strategy, options)
     shapes = {name: tuple(shape) for name, shape in found["shapes"].items()}
-    expected = declared(strategy, options, shapes)
+    expected = declared(strategy, options, shapes, {name: shapes[name] for name in found["trained"]})
     told = {name: sent for name, sent in found["sent"].items() if sent[0] > FEW or name in expected}
     assert told.keys() == expected.keys()
     for name, (size, number) in expected.items():

@@ -36,15 +36,7 @@ def main() -> None:
                     f" {train.global_batch}. Give more data, or train rows without the proof, by launch.py; their plans"
                     " are written."
                 )
-            row_plan = plan.make(
-                lengths,
-                global_batch=train.global_batch,
-                epochs=train.epochs,
-                seed=train.seed,
-                batching=train.batching,
-                max_steps=train.max_steps,
-                longest=config.data.max_length,
-            )
+            row_plan = plan.of_training(train, lengths, config.data.max_length)
             if row.excerpt:
                 row_plan = row_plan.excerpt(WARMUP_STEPS, row.excerpt)
             row_plan.save(plan_file(arguments.results, name))
@@ -63,6 +55,8 @@ def main() -> None:
                 f"{name}: {row_plan.steps} steps of {train.global_batch}, {len(row_plan.dropped)} samples dropped at"
                 f" the ends of epochs, {efficiency:.1%} of the tokens in the padded batches are text"
             )
+    if lengths.max() > 1:  # images have no tokens
+        print(f"an epoch has {len(lengths):,} samples, of {lengths.sum():,} tokens without padding")
 
 
 if __name__ == "__main__":

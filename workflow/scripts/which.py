@@ -1,23 +1,25 @@
-"""Which strategy, before it runs: how long a step of each row takes on your machines, or of fsdp on many GPUs.
+"""Which strategy, before it runs: how long a step of each row takes on your machines, or of a model on many GPUs.
 
 Your own rows, on this machine or several like it, from the configuration and the prepared data:
 
     lockstep bench --until plan; lockstep network    # the data and the plan, and what messages between ranks cost
     lockstep which --gpus 4 --network 25Gb           # several machines, whose network has this speed
     lockstep which --seal                            # before the benchmark; its report then shows foretold and measured
+    lockstep which --price .8                        # and what an epoch costs, at this price of a device for an hour
     lockstep which --memory 24GB --picture which.svg # and what each row needs of such a GPU, as a picture
 
 Each row's own code runs alone for some seconds, with one rank's share of each batch, and its strategy says what it
 sends. So it takes about ten seconds a row. --network stands for a network that was not measured, in place of one that
 was. --memory and --picture also count each row's memory on GPUs, as `lockstep fits` does, which takes as long again.
 
-Or full sharding (fsdp) on 8 to 512 GPUs, by a model's shape, without a GPU or data:
+Or fsdp, ddp and ZeRO on many GPUs, by a model's shape, without a GPU or data:
 
     lockstep which --model llama.yaml --gpus 8 64 512 --gpu h100 --length 2048 --batch 1024 --tokens 20e9 --price 3
 
 --model is a config.json of transformers, its folder, or a YAML file with the same keys; nothing is downloaded. The time
-is foretold for training in bf16, with rates that were found from published runs, and an interval from the errors on
-runs that had no part in them. What is beyond what was checked is "extrapolated", and has no interval.
+is foretold for training in bf16, with rates that were found from published runs of fsdp on 8 to 512 GPUs, and an
+interval from the errors on runs that had no part in them. What is beyond what was checked is "extrapolated", and has no
+interval: so are all other strategies, and --lora, which freezes the model's own weights.
 
 --cluster mine.yaml describes other machines than those of --gpu, with the keys that workflow/cards.yaml explains.
 """
@@ -52,7 +54,8 @@ OF_MEMORY = (
     f"{memory.RESERVE} of it stay free for CUDA, NCCL and kernels."
 )
 NO_MEMORY = "Whether it fits into memory was not looked at: --memory 24GB counts it."
-OF_A_SHAPE = ("gpu", "cluster", "length", "batch", "batch_tokens", "micro_batch", "checkpointing", "tokens", "price")
+OF_A_SHAPE = ("gpu", "cluster", "length", "batch", "batch_tokens", "micro_batch", "checkpointing", "tokens")
+OF_A_SHAPE += ("strategies", "lora")
 
 
 def main() -> int:
@@ -65,6 +68,9 @@ def main() -> int:
         help="of a machine, in Gbit/s (default with --model: the cluster's)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was foretold into a new file")
+    parser.add_argument(
+        "--price", type=float, metavar="3", help="of a GPU for an hour, in any currency (default: the cluster's)"
+    )
     own = parser.add_argument_group("your own rows")
     own.add_argument("--rows", nargs="+", action="extend", metavar="ROW", help="by default all")
     own.add_argument(
@@ -72,7 +78,7 @@ def main() -> int:
     )
     own.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw each row's time against its memory on GPUs")
     own.add_argument("--memory", metavar="24GB", help="of a GPU: count what a row needs, and say what does not fit")
-    shaped = parser.add_argument_group("full sharding on many GPUs, by a model's shape")
+    shaped = parser.add_argument_group("many GPUs, by a model's shape")
     shaped.add_argument("--model", type=Path, metavar="FILE", help="a model by its shape")
     machines = shaped.add_mutually_exclusive_group()
     machines.add_argument("--gpu", type=str.lower, choices=clusters.cards(), help="in machines of workflow/cards.yaml")
@@ -85,16 +91,31 @@ def main() -> int:
         "--micro-batch", type=int, metavar="N", help=f"texts of a GPU at a time (default: {AT_A_TIME} tokens)"
     )
     shaped.add_argument("--checkpointing", action="store_true", help="compute activations again, in all layers")
-    shaped.add_argument("--tokens", type=float, metavar="20e9", help="of an epoch, or of the whole training")
+    shaped.add_argument("--lora", action="store_true", help="the model's own weights are frozen (train.lora)")
     shaped.add_argument(
-        "--price", type=float, metavar="3", help="of a GPU for an hour, in any currency (default: the cluster's)"
+        "--strategies", nargs="+", choices=sharded.MANY, metavar="NAME", help="by default all that are known"
+    )
+    shaped.add_argument(
+        "--tokens",
+        type=float,
+        metavar="20e9",
+        help="of the whole training, or of an epoch (lockstep bench --until plan prints yours)",
     )
     arguments = parser.parse_args()
     cli.must_be_new(arguments.json, "--json", "file")
     cli.must_be_new(arguments.picture, "--picture", "file")
+    _refuse_beyond(arguments, MOST)
     if arguments.model is None:
         return _own_rows(arguments)
     return _by_shape(arguments)
+
+
+def _refuse_beyond(arguments: argparse.Namespace, limits: dict[str, float]) -> None:
+    """Raise BadInput for a number that is not above 0, or beyond its limit."""
+    for option, most in limits.items():
+        value = getattr(arguments, option)
+        if value is not None and not 0 < value <= most:  # nor is it NaN
+            raise BadInput(f"--{option} {value:g}: expected a number above 0, of at most {most:g}.")
 
 
 # Rows of one's own.
@@ -123,7 +144,7 @@ def _own_rows(arguments: argparse.Namespace) -> int:
     capacity = None if arguments.memory is None else memory.free(arguments.memory, memory.RESERVE)
     counted = memory.of_rows(config, rows, results, capacity) if arguments.memory or arguments.picture else {}
     found = [_tell_one(foretelling.foretell(config, row, results, link)) for row in rows]
-    _tell_rows(found, {row.name: _measured(config, row, results) for row in rows}, counted)
+    _tell_rows(found, {row.name: _measured(config, row, results) for row in rows}, counted, arguments.price)
     if arguments.json:
         write_json(arguments.json, {"rows": found} | ({"memory": counted, "capacity": capacity} if counted else {}))
     if arguments.picture:
@@ -150,8 +171,13 @@ def _measured(config: Config, row: Row, results: Path) -> float | None:
     return statistics.median(steps) if steps else None
 
 
-def _tell_rows(found: list[dict], measured: dict[str, float | None], counted: dict[str, dict]) -> None:
-    """Print what is foretold of rows, the fastest first, and what is not. counted: memory.of_rows, or nothing."""
+def _tell_rows(
+    found: list[dict], measured: dict[str, float | None], counted: dict[str, dict], price: float | None
+) -> None:
+    """Print what is foretold of rows, the fastest first, and what is not.
+
+    counted: memory.of_rows, or nothing; price: of a device for an hour.
+    """
     done = sorted((each for each in found if each["seconds"]), key=_per_sample)
     single = next((each for each in found if each["row"] == "single"), None)
     header = ["row", "ranks", "a step, ms", "of it communication, ms", "times as fast as single", "how it is known"]
@@ -159,6 +185,8 @@ def _tell_rows(found: list[dict], measured: dict[str, float | None], counted: di
     if there := any(measured.values()):
         header.insert(3, "measured, ms")
         lines = [[*line[:3], f"{measured[line[0]]:.3g}" if measured[line[0]] else "", *line[3:]] for line in lines]
+    header[-1:-1] = ["an epoch"] if price is None else ["an epoch", "cost of it"]
+    lines = [[*line[:-1], *_epoch_cells(each, price), line[-1]] for line, each in zip(lines, done, strict=True)]
     if counted:
         header.insert(-1, "a GPU, GiB")
         lines = [[*line[:-1], _gib(counted[line[0]]), line[-1]] for line in lines]
@@ -180,7 +208,8 @@ def _tell_rows(found: list[dict], measured: dict[str, float | None], counted: di
     if done:
         print(
             "Foretold from each row's own code, run alone on this machine, what was measured of messages, and what each"
-            f" strategy sends. {OF_MEMORY if counted else NO_MEMORY}"
+            f" strategy sends. An epoch is all its steps, without evaluation and saving."
+            f" {OF_MEMORY if counted else NO_MEMORY}"
         )
 
 
@@ -228,7 +257,26 @@ def _row_cells(found: dict, single: dict | None) -> list[str]:
     return [found["row"], str(found["ranks"]), *cells, "" if faster is None else f"{faster:.2f}"]
 
 
-# Full sharding, by a model's shape.
+def _epoch_cells(found: dict, price: float | None) -> list[str]:
+    """How long an epoch of a row takes, and what it costs if there is a price."""
+    seconds, steps = found["seconds"], found["epoch_steps"]
+    low, high = (seconds["value"] if seconds[end] is None else seconds[end] for end in ("low", "high"))
+    epoch = [steps * each for each in (seconds["value"], low, high)]
+    cells = [_duration(*epoch)]
+    if price is not None:
+        cells.append(_within(*(each / 3600 * found["devices"] * price for each in epoch)))
+    return cells
+
+
+def _duration(value: float, low: float, high: float) -> str:
+    """Seconds with their ends, in the largest unit of which there is more than one and a half."""
+    unit, seconds = next(
+        each for each in (("h", 3600), ("min", 60), ("s", 1)) if value >= 1.5 * each[1] or each[1] == 1
+    )
+    return f"{_within(value / seconds, low / seconds, high / seconds)} {unit}"
+
+
+# By a model's shape.
 
 
 def _by_shape(arguments: argparse.Namespace) -> int:
@@ -245,19 +293,32 @@ def _by_shape(arguments: argparse.Namespace) -> int:
     described = model.read(arguments.model, "language-modelling", arguments.length)
     shape = sharded.shape_of(described)
     window = described.config.get("sliding_window")
-    runs = [_run(arguments, cluster, gpus) for gpus in dict.fromkeys(arguments.gpus)]
-    for run in runs:
-        _must_hold(shape, run)
-    foretold = [_foretell(shape, run, window, arguments) for run in runs]
+    foretold, without = [], []
+    for gpus in dict.fromkeys(arguments.gpus):
+        runs = [_run(arguments, cluster, gpus, name) for name in _strategies(arguments, gpus)]
+        fits, does_not = _held(shape, runs)
+        without += does_not
+        foretold += sorted((_foretell(shape, run, window, arguments) for run in fits), key=_step_seconds)
     print(
-        f"{described.config['architectures'][0]}, {shape.weights:,} weights, texts of {arguments.length:,} tokens, fsdp"
-        f" in bf16, activations {'computed again' if arguments.checkpointing else 'kept'}"
+        f"{described.config['architectures'][0]}, {shape.weights:,} weights{', by LoRA' if arguments.lora else ''},"
+        f" texts of {arguments.length:,} tokens, in bf16, activations"
+        f" {'computed again' if arguments.checkpointing else 'kept'}"
     )
     print(f"{arguments.gpu or arguments.cluster}: {cluster}")
-    _tell(shape, runs, foretold, arguments)
+    _tell(shape, foretold, without, arguments)
     if arguments.json:
-        write_json(arguments.json, {"model": asdict(shape), "price": arguments.price, "foretold": foretold})
+        everything = {"model": asdict(shape), "price": arguments.price, "foretold": foretold}
+        write_json(arguments.json, everything | {"does_not_fit": [asdict(run) for run in without]})
     return 0
+
+
+def _strategies(arguments: argparse.Namespace, gpus: int) -> list[str]:
+    """The strategies to count for so many GPUs: where there is one, nothing is sent or shared."""
+    return ["single"] if gpus == 1 else list(dict.fromkeys(arguments.strategies or sharded.MANY))
+
+
+def _step_seconds(found: dict) -> float:
+    return found["step_seconds"]
 
 
 def _cluster(arguments: argparse.Namespace) -> Cluster:
@@ -285,17 +346,13 @@ def _refuse(arguments: argparse.Namespace, cluster: Cluster) -> None:
         value = getattr(arguments, option)
         if value is not None and value < 1:
             raise BadInput(f"--{option.replace('_', '-')} {value}: expected at least 1.")
-    for option, most in MOST.items():
-        value = getattr(arguments, option)
-        if value is not None and not 0 < value <= most:  # nor is it NaN
-            raise BadInput(f"--{option} {value:g}: expected a number above 0, of at most {most:g}.")
     if arguments.tokens is not None and arguments.tokens < 1:
         raise BadInput(f"--tokens {arguments.tokens:g}: expected at least 1.")
     if arguments.price is not None and arguments.tokens is None:
         raise BadInput("--price: say of how many tokens, as in --tokens 20e9.")
 
 
-def _run(arguments: argparse.Namespace, cluster: Cluster, gpus: int) -> Run:
+def _run(arguments: argparse.Namespace, cluster: Cluster, gpus: int, strategy: str) -> Run:
     """How so many GPUs train. Raises BadInput where they can't share the batch evenly."""
     length, micro = arguments.length, arguments.micro_batch
     at_a_time = max(1, AT_A_TIME // length)
@@ -322,19 +379,28 @@ def _run(arguments: argparse.Namespace, cluster: Cluster, gpus: int) -> Run:
     if gpus * accumulation * micro * length > MOST_IN_A_STEP:
         raise BadInput(f"{named}: expected at most {MOST_IN_A_STEP:,} tokens in a step.")
     recomputed = 1.0 if arguments.checkpointing else 0.0
-    return Run(cluster, gpus, length, micro, accumulation, recomputed)
+    return Run(cluster, gpus, length, micro, accumulation, recomputed, strategy=strategy, lora=arguments.lora)
 
 
-def _must_hold(shape: Shape, run: Run) -> None:
-    """Raise BadInput where weights, gradients and optimizer alone are more than the GPUs hold."""
-    memory = run.cluster.memory
-    kept = sharded.STATE * shape.weights
-    if kept > run.gpus * memory:
-        raise BadInput(
-            f"--gpus {run.gpus}: it does not fit. Weights, gradients and AdamW's state take {sharded.STATE} bytes for"
-            f" each weight, {kept / 2**30:,.0f} GiB in all, and {run.gpus} GPUs have"
-            f" {run.gpus * memory / 2**30:,.0f}. At least {-(-kept // memory)} are needed, and more for activations."
-        )
+def _held(shape: Shape, runs: list[Run]) -> tuple[list[Run], list[Run]]:
+    """The runs whose GPUs hold what they must keep, and the others. Raises BadInput if none do."""
+    fits = [run for run in runs if sharded.kept(shape, run) <= run.cluster.memory]
+    does_not = [run for run in runs if run not in fits]
+    if fits:
+        return fits, does_not
+    least = min(does_not, key=lambda run: sharded.kept(shape, run))
+    memory, states = least.cluster.memory, sum(sharded.states(least).values())
+    needed = -(-states * shape.weights // memory)
+    raise BadInput(
+        f"--gpus {least.gpus}: it does not fit. {_named_states(least)} take {states} bytes for each weight,"
+        f" {states * shape.weights / 2**30:,.0f} GiB in all; {least.strategy} keeps"
+        f" {sharded.kept(shape, least) / 2**30:,.0f} of them on each GPU, which has {memory / 2**30:,.0f}. With fsdp at"
+        f" least {needed} GPUs are needed, and more for activations."
+    )
+
+
+def _named_states(run: Run) -> str:
+    return "Weights, in fp32," if run.lora else "Weights, gradients and AdamW's state"
 
 
 def _foretell(shape: Shape, run: Run, window: int | None, arguments: argparse.Namespace) -> dict:
@@ -352,38 +418,59 @@ def _foretell(shape: Shape, run: Run, window: int | None, arguments: argparse.Na
     low, high = (None, None) if beyond else (speed * end for end in ends)
     found = {"run": asdict(run), "tokens_per_step": run.tokens, "step_seconds": seconds, "parts": parts}
     found |= {"speed": speed, "low": low, "high": high, "mfu": sharded.mfu(shape, run, seconds), "extrapolated": beyond}
+    found["kept"] = sharded.kept(shape, run)
     if arguments.tokens:
         found["gpu_hours"] = arguments.tokens / speed / 3600
     return found
 
 
-def _tell(shape: Shape, runs: list[Run], foretold: list[dict], arguments: argparse.Namespace) -> None:
+def _tell(shape: Shape, foretold: list[dict], without: list[Run], arguments: argparse.Namespace) -> None:
     """Print what is foretold, what that rests on, and what is not foretold."""
-    header = ["GPUs", "a step", "tokens/s per GPU", "MFU, %"]
+    header = ["strategy", "GPUs", "a step", "tokens/s per GPU", "MFU, %", "keeps, GiB"]
     if arguments.tokens:
         header.append(f"hours for {arguments.tokens:,.0f} tokens")
     if arguments.price:
         header.append("cost of them")
-    lines = [_line(run, each, arguments) for run, each in zip(runs, foretold, strict=True)]
-    print_table([*header, "how it is known"], lines)
-    for run, each in zip(runs, foretold, strict=True):
+    print_table([*header, "how it is known"], [_line(each, arguments) for each in foretold])
+    for gpus in dict.fromkeys(arguments.gpus):
+        _tell_of(gpus, [each for each in foretold if each["run"]["gpus"] == gpus])
+    for run in without:
         print(
-            f"{run.gpus} GPUs: steps of {run.tokens:,} tokens; each GPU computes {_texts(run.micro_batch)} at a time,"
-            f" {_times(run.accumulation)} in a step. {_shares(each)}."
+            f"{run.strategy} does not fit on {run.gpus} GPUs: it keeps {sharded.kept(shape, run) / 2**30:,.3g} GiB on"
+            f" each, which has {run.cluster.memory / 2**30:,.3g}."
         )
-        if each["extrapolated"]:
-            print(f"{run.gpus} GPUs: extrapolated, so there is no interval: {'; '.join(each['extrapolated'])}.")
     if MEASURED.is_file():
-        print(_nearest(shape, runs[0]))
-    others = [name for name in registry.ours() if name not in ("fsdp", "single")]
-    print(f"Not foretold, for want of published runs to hold it against: {', '.join(others)}.")
+        print(_nearest(shape, foretold[0]["run"]))
+    alike = [name for name in registry.ours() if registry.literals(name)["SENDS"] == "ddp"]
+    others = [name for name in registry.ours() if name not in (*sharded.MANY, *alike, "single", "deepspeed")]
+    print(f"{', '.join(alike)} send what ddp does. Not foretold by a shape: {', '.join(others)}, deepspeed at stage 3.")
+    frozen = " LoRA's own weights and their time are taken to be nothing." if arguments.lora else ""
     print(
-        "An interval holds nine in ten published runs of llm-foundry that had no part in the rates, and all of other"
-        " programs on such cards. None was Lockstep's own, on several GPUs. Weights and gradients are taken to be sent"
-        " in bf16; Lockstep's fsdp sends gradients in fp32, and weights, too, unless the row has mixed_precision:"
-        " policy, so up to twice as many bytes. Whether activations fit into memory was not looked at: lockstep fits"
-        " counts it."
+        f"GiB that a GPU keeps are for {'weights' if arguments.lora else 'weights, gradients and AdamW'}, in fp32."
+        f" Whether activations fit besides was not looked at: lockstep fits counts it.{frozen}"
     )
+    print(
+        "An interval holds nine in ten published runs of llm-foundry, by fsdp, that had no part in the rates, and all"
+        " of other programs on such cards. None was Lockstep's own, on several GPUs. Weights and gradients are taken to"
+        " be sent in bf16; Lockstep's strategies send gradients in fp32, and its fsdp weights, too, unless the row has"
+        " mixed_precision: policy, so up to twice as many bytes."
+    )
+
+
+def _tell_of(gpus: int, foretold: list[dict]) -> None:
+    """Say how so many GPUs train, what takes fsdp's time (or the fastest's), and what is extrapolated."""
+    one = next((each for each in foretold if each["run"]["strategy"] == "fsdp"), foretold[0])
+    run = one["run"]
+    number = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+    print(
+        f"{number}: steps of {one['tokens_per_step']:,} tokens; each GPU computes {_texts(run['micro_batch'])} at a"
+        f" time, {_times(run['accumulation'])} in a step. {run['strategy']}: {_shares(one)}."
+    )
+    if one["extrapolated"]:
+        print(f"{number}: extrapolated, so there is no interval: {'; '.join(one['extrapolated'])}.")
+    others = [each["run"]["strategy"] for each in foretold if each is not one]
+    if others and not one["extrapolated"]:
+        print(f"{number}: {', '.join(others)}: extrapolated, as there is no published run by them to hold it against.")
 
 
 def _texts(number: int) -> str:
@@ -394,8 +481,9 @@ def _times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
 
 
-def _line(run: Run, found: dict, arguments: argparse.Namespace) -> list[str]:
+def _line(found: dict, arguments: argparse.Namespace) -> list[str]:
     """A line of the table: each number with its interval, if there is one."""
+    gpus = found["run"]["gpus"]
     speed, known = found["speed"], "foretold, extrapolated" if found["extrapolated"] else "foretold"
     low, high = (found["low"], found["high"]) if found["low"] else (speed, speed)
 
@@ -403,10 +491,10 @@ def _line(run: Run, found: dict, arguments: argparse.Namespace) -> list[str]:
         """A time or a cost with its interval; both fall as the speed rises."""
         return _within(value, value * speed / high, value * speed / low)
 
-    line = [str(run.gpus), f"{taking(found['step_seconds'])} s"]
-    line += [_within(speed, low, high), f"{100 * found['mfu']:.0f}"]
+    line = [found["run"]["strategy"], str(gpus), f"{taking(found['step_seconds'])} s"]
+    line += [_within(speed, low, high), f"{100 * found['mfu']:.0f}", f"{found['kept'] / 2**30:.3g}"]
     if arguments.tokens:
-        line.append(taking(found["gpu_hours"] / run.gpus))
+        line.append(taking(found["gpu_hours"] / gpus))
     if arguments.price:
         line.append(taking(found["gpu_hours"] * arguments.price))
     return [*line, known]
@@ -428,22 +516,22 @@ def _shares(found: dict) -> str:
     return ", ".join(f"{name} {share:.0f} %" for name, share in shares.items() if share >= 0.5)
 
 
-def _nearest(shape: Shape, run: Run) -> str:
+def _nearest(shape: Shape, run: dict) -> str:
     """The published run on such a card that is most like this one, by the ratios of their sizes."""
-    own = {"gpus": run.gpus, "weights": shape.weights, "length": run.length, "micro_batch": run.micro_batch}
+    own = {"weights": shape.weights} | {name: run[name] for name in ("gpus", "length", "micro_batch")}
     kinds = {name: card.rates for name, card in clusters.cards().items()}
     with MEASURED.open(encoding="utf-8") as stream:
-        lines = [line for line in csv.DictReader(stream) if kinds[line["card"]] == run.cluster.rates]
+        lines = [line for line in csv.DictReader(stream) if kinds[line["card"]] == run["cluster"]["rates"]]
 
     def distance(line: dict) -> float:
         there = {name: int(line[name]) for name in ("gpus", "weights", "length", "micro_batch")}
-        again = abs(float(line["recomputed"]) - run.recomputed)
+        again = abs(float(line["recomputed"]) - run["recomputed"])
         return again + sum(abs(math.log(own[name] / value)) for name, value in there.items())
 
     best = min(lines, key=distance)
     again = "computed again" if float(best["recomputed"]) else "kept"
     return (
-        "Measured, by llm-foundry, and most like the first line:"
+        "Measured, by llm-foundry with fsdp, and most like the first line:"
         f" {int(best['tokens_per_second_per_gpu']):,} tokens/s per GPU, for"
         f" {int(best['weights']):,} weights, {best['length']} tokens, {best['gpus']} {best['card']},"
         f" {_texts(int(best['micro_batch']))} at a time, activations {again}."

@@ -48,7 +48,7 @@ def main() -> None:
     table = [
         _measured(results, row, against, *lines) if times == 1 else _at(row, times, *lines)
         for times in TIMES
-        if row["global_batch"] * times >= row["devices"]
+        if row["global_batch"] * times >= _smallest(results, row)
     ]
     header = [name.format(row=row["row"], against=against["row"]) for name in COLUMNS]
     print_table(header, [_cells(each) for each in table])
@@ -72,6 +72,12 @@ def _row(results: frames.Results, name: str) -> dict:
 def _plans(results: frames.Results, row: dict) -> set[str]:
     """The plans that a row's runs have trained: one, or with vary_seed one each."""
     return {run.asked["plan"] for run in good_runs(results.report["runs"][row["row"]])}
+
+
+def _smallest(results: frames.Results, row: dict) -> int:
+    """The smallest global batch of a row: a sample for each device and micro-batch."""
+    asked = good_runs(results.report["runs"][row["row"]])[0].asked
+    return row["devices"] * asked["train"]["accumulation"]
 
 
 def _first(results: frames.Results, row: dict, against: dict) -> str:

@@ -6,7 +6,7 @@ A strategy file defines a class `Strategy`. It may define literals, which are re
 without importing torch or its framework. docs/adding-a-strategy.md says what each of them means. A message of SENDS has
 
     collective     one of rank/network.py
-    numbers        weights (as many as are trained), powersgd, or so many in each piece
+    numbers        weights (all of the model's), trained (with LoRA a few of them), powersgd, or so many in each piece
     bytes          of each number
     pieces         one, parameters, layers, or the option that has the MiB of a bucket
     where          optional: the settings with which it is sent

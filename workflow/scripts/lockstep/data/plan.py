@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lockstep.config.sections import Train
 from lockstep.errors import BadInput, brief
 from lockstep.files import atomic_file, hash_arrays
 from lockstep.paths import lengths_file, require
@@ -115,6 +116,19 @@ def load_lengths(data: Path) -> np.ndarray:
 def share(ids: np.ndarray, part: int, parts: int) -> np.ndarray:
     """Share `part` of `parts` of `ids`. Shares are contiguous, in order, and differ in size by at most 1."""
     return np.array_split(ids, parts)[part]
+
+
+def of_training(train: Train, lengths: np.ndarray, longest: int) -> Plan:
+    """The plan of a training with these settings; the other arguments are those of `make`."""
+    return make(
+        lengths,
+        global_batch=train.global_batch,
+        epochs=train.epochs,
+        seed=train.seed,
+        batching=train.batching,
+        max_steps=train.max_steps,
+        longest=longest,
+    )
 
 
 def make(

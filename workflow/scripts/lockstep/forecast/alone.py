@@ -19,6 +19,7 @@ from lockstep.config import reading
 from lockstep.config.configuration import Config
 from lockstep.config.machine import cpu_cores
 from lockstep.config.row import Row
+from lockstep.data import plan as planning
 from lockstep.data.plan import Plan
 from lockstep.errors import RunFailed
 from lockstep.files import read_json, write_json
@@ -66,7 +67,7 @@ def _prepared(config: Config, row: Row, results: Path, folder: Path) -> Row:
     for part in paths.data_folder(results).iterdir():
         if part.name != paths.PLANS:
             (data / part.name).symlink_to(part.resolve())
-    plan = share(Plan.load(paths.require(paths.plan_file(results, row.plan_name), "plan.py")), row)
+    plan = share(plan_of(config, row, results), row)
     one = {"processes": 1, "threads": row.hardware.threads, "nodes": 1}
     batch = {"device_batch": None, "global_batch": int(np.diff(plan.starts).max())}
     asked = config.source["rows"][row.name] | one | batch
@@ -82,6 +83,15 @@ def _prepared(config: Config, row: Row, results: Path, folder: Path) -> Row:
     plan.save(paths.plan_file(folder, alone.plan_name))
     write_json(paths.plan_summary_file(folder, alone.plan_name), {"name": alone.plan_name, "hash": plan.hash})
     return alone
+
+
+def plan_of(config: Config, row: Row, results: Path) -> Plan:
+    """A row's plan; it is made anew where the row has another global batch than in the benchmark."""
+    file = paths.plan_file(results, row.plan_name)
+    if file.is_file():
+        return Plan.load(file)
+    lengths = planning.load_lengths(paths.data_folder(results))
+    return planning.of_training(row.train, lengths, config.data.max_length)
 
 
 def share(plan: Plan, row: Row) -> Plan:

@@ -14,6 +14,7 @@ from lockstep.config.configuration import Config
 from lockstep.config.resolving import resolve
 from lockstep.config.row import Row
 from lockstep.config.settings import in_one
+from lockstep.data.plan import load_lengths
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_object
 from lockstep.forecast import alone, ranks
@@ -29,21 +30,23 @@ def foretell(config: Config, row: Row, results: Path, link: float | None) -> dic
     link: bits/s of the network between the ranks, if it is another one than was measured.
     """
     hardware = row.hardware
+    samples = len(load_lengths(paths.data_folder(results)))
     found = {"row": row.name, "strategy": row.strategy, "devices": hardware.devices, "ranks": hardware.processes}
     found |= {"global_batch": row.train.global_batch, "plan": row.plan_name, "settings": seals.settings_hash(row)}
+    found |= {"epoch_steps": samples // row.train.global_batch}
     found |= {"seconds": None, "parts": {}, "known": "not foretold", "why": [], "disturbed": []}
     links = Links(hardware.processes, _measured(results, row), link, hardware.backend)
     if why := _not_foretold(row, links):
         return found | {"why": [why]}
     try:
-        shapes = weights(results)
+        shapes, trained = (weights(results), None) if not row.train.lora else with_lora(results, row)
         # On GPUs ranks share nothing of that kind.
         measured = alone.measure(config, row, results, hardware.processes_per_node if hardware.device == "cpu" else 1)
     except (BadInput, RunFailed) as error:
         return found | {"why": [f"it could not be measured alone: {error}"]}
     options, settings = _options(row), _settings(row)
     sends = registry.sends(row.strategy, settings) or []
-    messages = ranks.messages(sends, shapes, options, row.train.accumulation, measured, hardware.device)
+    messages = ranks.messages(sends, shapes, options, row.train.accumulation, measured, hardware.device, trained)
     shared = registry.first(row.strategy, "SHARDS", settings) or []
     parts = ranks.step(measured, messages, links, shared, hardware.device)
     beyond = _extrapolated(row, links)
@@ -103,6 +106,18 @@ def weights(results: Path) -> Shapes:
     return shapes
 
 
+def with_lora(results: Path, row: Row) -> tuple[Shapes, Shapes]:
+    """The shapes of the weights of the model with LoRA's updates in it: of all, and of those that are trained."""
+    from lockstep.model import lora, models
+
+    model = lora.put_into(models.load(paths.data_folder(results) / paths.WEIGHTS), row.train)
+    named = dict(model.named_parameters())
+    return (
+        {name: tuple(weight.shape) for name, weight in named.items()},
+        {name: tuple(weight.shape) for name, weight in named.items() if weight.requires_grad},
+    )
+
+
 def _measured(results: Path, row: Row) -> list[dict]:
     """What the network rule measured with a row's backend and device; empty if nothing was."""
     file = paths.network_file(results)
@@ -131,8 +146,6 @@ def _not_foretold(row: Row, links: Links) -> str:
         return ""
     if registry.sends(row.strategy, _settings(row)) is None:
         return "its strategy does not declare what it sends with these options (SENDS)"
-    if row.train.lora:
-        return "how many weights LoRA trains is not counted here"
     if row.hardware.nodes > 1 and not links.link:
         return "what machines send to each other was not measured; name its speed: --network 25Gb"
     if not links.link and not links.measured:
@@ -149,6 +162,8 @@ def _extrapolated(row: Row, links: Links) -> list[str]:
         beyond = [*beyond, "no forecast was held against several GPUs yet"]
     if row.hardware.nodes > 1 and row.hardware.processes_per_node > 1:
         beyond = [*beyond, "ranks of one machine share its network"]
+    if row.train.lora:
+        beyond = [*beyond, "no forecast was held against LoRA yet"]
     return beyond
 
 

@@ -21,9 +21,9 @@ from lockstep.config.machine import cpu_cores
 from lockstep.config.row import Row
 from lockstep.config.sections import Profile
 from lockstep.config.settings import Settings
-from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, write_json
+from lockstep.forecast.alone import plan_of
 from lockstep.forecast.clusters import MEMORY
 from lockstep.forecast.model import Model
 from lockstep.forecast.model import read as read_model
@@ -150,7 +150,7 @@ def of_rows(config: Config, rows: list[Row], results: Path, capacity: int | None
             asked = there[row.name]
             own = replace(asked.asked, processes=row.hardware.devices, nodes=1)
             asked = countable(replace(asked, asked=own))
-            plan = Plan.load(paths.require(paths.plan_file(results, row.plan_name), "plan.py"))
+            plan = plan_of(config, row, results)
             shape = read_model(weights, config.task, int(plan.widths.max()), config.data.image_size)
             samples = math.ceil(int(np.diff(plan.starts).max()) / (row.replicas * row.train.accumulation))
             peak, fits = of_batch(asked, replace(shape, dropout=config.model.dropout), samples, capacity)

@@ -288,11 +288,23 @@ def _powersgd(piece: list[tuple[int, ...]], rank: int) -> list[int]:
     return [numbers for numbers in sent if numbers]
 
 
-def messages(sends: list[dict], shapes: Shapes, options: dict, accumulation: int, alone: Alone, device: str):
-    """The messages of a step, of what a strategy declares of them (SENDS)."""
+def messages(
+    sends: list[dict],
+    shapes: Shapes,
+    options: dict,
+    accumulation: int,
+    alone: Alone,
+    device: str,
+    trained: Shapes | None = None,
+) -> list[Message]:
+    """The messages of a step, of what a strategy declares of them (SENDS).
+
+    shapes: of all weights; trained: of those that are trained, if not all are.
+    """
     found = []
     for declared in sends:
-        sizes = [declared["bytes"] * size for size in pieces(declared["pieces"], declared["numbers"], shapes, options)]
+        sent = shapes if trained is None or declared["numbers"] == "weights" else trained
+        sizes = [declared["bytes"] * size for size in pieces(declared["pieces"], declared["numbers"], sent, options)]
         per = declared.get("per")
         times = accumulation if per == "micro_batch" else 1 / options[per] if per else 1
         window = 0.0

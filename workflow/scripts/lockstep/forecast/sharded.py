@@ -1,4 +1,4 @@
-"""How long a step of full sharding (FSDP, ZeRO-3) takes on many GPUs, from shapes alone: nothing is run.
+"""How long a step takes on many GPUs with full sharding (FSDP, ZeRO-3), from shapes alone: nothing is run.
 
 A step is foretold as a sum of seven parts (`parts`). Two are arithmetic: matrix products, and attention; each runs at a
 share of the card's peak. Two are bytes of the card's memory: what is done to each number of a layer besides (norms,
@@ -10,6 +10,9 @@ Overlap is not modelled: the rate of a part that hides behind another one includ
 step is foretold to end before the network could have brought its bytes. The rates are those with which the
 published runs in docs/measurements/others agree best; `python -m benchmarks.others` finds them, and how wrong they are
 on runs that they were not found from.
+
+Other strategies, and LoRA, are counted with the same rates: they send other bytes, and keep other ones. No published
+run says how well that agrees, so they are always extrapolated.
 """
 
 from dataclasses import asdict, dataclass
@@ -21,7 +24,7 @@ from lockstep.forecast.model import Model
 from lockstep.model import metrics
 
 WEIGHT = 2  # bytes of a weight that is gathered, and of a gradient that is reduced, in bf16
-STATE = 16  # bytes that are kept for each weight in all: the weight, its gradient, and two of AdamW's, in fp32
+STATE = {"weights": 4, "gradients": 4, "optimizer": 8}  # bytes that are kept for each weight, in fp32, with AdamW
 PUBLISHED = ("a100-40gb", "a100-80gb", "h100")  # the cards of the runs from which the rates were found
 
 
@@ -40,10 +43,39 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class Strategy:
+    """What the GPUs of a strategy send, and of what each keeps its share only (of STATE).
+
+    each, once: how often the bytes of all weights go through a GPU's link, in one direction, for each micro-batch and
+    for each step besides. To gather them is once, to reduce and scatter gradients likewise, and an all-reduce is both.
+    frozen: how often they do for each micro-batch if they are not trained (LoRA).
+    """
+
+    each: int = 0
+    once: int = 0
+    frozen: int = 0
+    shares: tuple[str, ...] = ()
+
+
+# As the strategies of these names declare it (SENDS, SHARDS); fsdp reduces gradients after each micro-batch, as the
+# published runs do. deepspeed_1 and deepspeed_2 are ZeRO's stages.
+STRATEGIES = {
+    "fsdp": Strategy(each=3, frozen=2, shares=("weights", "gradients", "optimizer")),
+    "ddp": Strategy(once=2),
+    "zero_redundancy": Strategy(once=3, shares=("optimizer",)),
+    "deepspeed_1": Strategy(once=3, shares=("optimizer",)),
+    "deepspeed_2": Strategy(each=2, once=1, shares=("gradients", "optimizer")),
+    "single": Strategy(),
+}
+MANY = [name for name in STRATEGIES if name != "single"]  # those of several GPUs
+
+
+@dataclass(frozen=True)
 class Run:
     """How it is trained. length: tokens of a sample; micro_batch: samples that a GPU computes at a time, `accumulation`
     times in a step; recomputed: the share of the forward pass that is computed again (1: activation checkpointing of
-    all layers); gathers: how often weights are gathered, 1 where they stay after the forward pass.
+    all layers); gathers: how often fsdp gathers weights, 1 where they stay after the forward pass; strategy: of
+    STRATEGIES; lora: whether nearly all weights are frozen. What LoRA adds is taken to be nothing.
     """
 
     cluster: Cluster
@@ -53,6 +85,8 @@ class Run:
     accumulation: int = 1
     recomputed: float = 0.0
     gathers: int = 2
+    strategy: str = "fsdp"
+    lora: bool = False
 
     @property
     def tokens(self) -> int:
@@ -145,49 +179,68 @@ def shape_of(model: Model) -> Shape:
 def parts(shape: Shape, run: Run, rates: Rates = RATES) -> dict[str, float]:
     """Seconds of a step, by what takes them. Their sum is the step."""
     cluster = run.cluster
-    tokens = run.micro_batch * run.length  # of one GPU, at a time
-    again = 1 + run.recomputed / 3  # the forward pass is a third of the arithmetic, and of the layers' bytes
-    operations = flops(shape, run.length)
+    tokens = run.accumulation * run.micro_batch * run.length  # of one GPU
+    operations = flops(shape, run.length, run.lora)
+    # The forward pass, which is computed again, has a third of the operations if all weights are trained.
+    forward = flops(shape, run.length)
+    again = {name: operations[name] + run.recomputed * forward[name] / 3 for name in operations}
     of_products, of_attention = (getattr(rates, f"{cluster.rates}_{name}") for name in ("products", "attention"))
-    within, between = communication(shape, run)
+    passed = 1 + run.recomputed / 3  # the layers' bytes, of which the forward pass has a third, too
+    within, between, waits = communication(shape, run)
     seconds = {
-        "matrix products": again * tokens * operations["products"] / (of_products * cluster.peak),
-        "attention": again * tokens * operations["attention"] / (of_attention * cluster.peak),
-        "layers' memory": again * tokens * rates.layer * shape.layers * shape.width / cluster.memory_bandwidth,
+        "matrix products": tokens * again["products"] / (of_products * cluster.peak),
+        "attention": tokens * again["attention"] / (of_attention * cluster.peak),
+        "layers' memory": passed * tokens * rates.layer * shape.layers * shape.width / cluster.memory_bandwidth,
         "logits' memory": tokens * rates.logit * shape.vocabulary / cluster.memory_bandwidth,
         "links within machines": rates.nvlink * within,
-        "latency": rates.hop * shape.layers * (run.machines - 1),
+        "latency": rates.hop * shape.layers * (run.machines - 1) * waits,
     }
-    seconds["network"] = max(rates.network * between, between - sum(seconds.values()))
-    return {name: run.accumulation * each for name, each in seconds.items()}
+    return seconds | {"network": max(rates.network * between, between - sum(seconds.values()))}
 
 
 def step_seconds(shape: Shape, run: Run, rates: Rates = RATES) -> float:
     return sum(parts(shape, run, rates).values())
 
 
-def flops(shape: Shape, length: int) -> dict[str, float]:
-    """Operations of a token in a step, forward and backward, as MFU counts them (model/metrics.py)."""
-    return {"products": 6 * shape.products, "attention": 12 * shape.layers * shape.heads * length}
+def flops(shape: Shape, length: int, frozen: bool = False) -> dict[str, float]:
+    """Operations of a token in a step, forward and backward, as MFU counts them (model/metrics.py).
 
-
-def communication(shape: Shape, run: Run) -> tuple[float, float]:
-    """Seconds at the nominal rates of the links within machines and of the network, for the bytes of a micro-batch.
-
-    Each GPU gets the weights `gathers` times and gives the gradients once, but for its own share; each machine
-    likewise, whose GPUs share the network.
+    frozen: whether the weights need no gradients.
     """
-    cluster = run.cluster
-    moved = (run.gathers + 1) * WEIGHT * shape.weights
+    return {"products": (4 if frozen else 6) * shape.products, "attention": 12 * shape.layers * shape.heads * length}
+
+
+def communication(shape: Shape, run: Run) -> tuple[float, float, int]:
+    """What a step sends: seconds at the nominal rates of the links within machines and of the network, and how often
+    all layers' messages go round.
+
+    Each GPU sends all bytes but those of its own share; each machine likewise, whose GPUs share the network.
+    """
+    cluster, strategy = run.cluster, STRATEGIES[run.strategy]
+    each, once = (strategy.frozen, 0) if run.lora else (strategy.each, strategy.once)
+    if run.strategy == "fsdp":
+        each += run.gathers - 2
+    moved = (each * run.accumulation + once) * WEIGHT * shape.weights
     near = min(run.gpus, cluster.gpus_per_machine)
     within = moved * (1 - 1 / near) / cluster.link
     between = moved * (1 - 1 / run.machines) / (cluster.network / 8)
-    return within, between
+    return within, between, run.accumulation if each else min(once, 1)
+
+
+def states(run: Run) -> dict[str, int]:
+    """The bytes that are kept for each weight in all: of frozen ones only the weight itself."""
+    return {"weights": STATE["weights"]} if run.lora else STATE
+
+
+def kept(shape: Shape, run: Run) -> float:
+    """The bytes that each GPU keeps for weights, gradients and optimizer."""
+    shares = STRATEGIES[run.strategy].shares
+    return shape.weights * sum(size / run.gpus if name in shares else size for name, size in states(run).items())
 
 
 def mfu(shape: Shape, run: Run, seconds: float) -> float:
     """The share of the cards' peak that the model's own operations reach, without those that are computed again."""
-    return sum(flops(shape, run.length).values()) * run.tokens / (seconds * run.gpus * run.cluster.peak)
+    return sum(flops(shape, run.length, run.lora).values()) * run.tokens / (seconds * run.gpus * run.cluster.peak)
 
 
 def facts(shape: Shape, run: Run) -> dict[str, int]:
@@ -207,9 +260,11 @@ def facts(shape: Shape, run: Run) -> dict[str, int]:
 def extrapolated(shape: Shape, run: Run) -> list[str]:
     """In what a run is beyond all that was checked; empty if in nothing."""
     cluster = run.cluster
+    unlike = [] if run.strategy == "fsdp" else [f"no published run is by {run.strategy}"]
+    unlike += ["no published run is with LoRA"] if run.lora else []
     published = clusters.cards()[cluster.card] if cluster.card in PUBLISHED else None
     known = published is not None and published.rates == cluster.rates
-    beyond = [] if known else [f"the rates are an {cluster.rates.upper()}'s"]
+    beyond = unlike if known else [*unlike, f"the rates are an {cluster.rates.upper()}'s"]
     for name, value in facts(shape, run).items():
         low, high = CHECKED[cluster.rates][name]
         if not low <= value <= high:

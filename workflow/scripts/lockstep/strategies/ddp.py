@@ -136,7 +136,7 @@ SENDS = [
         [
             {
                 "collective": "all_reduce",
-                "numbers": "weights",
+                "numbers": "trained",
                 "bytes": 2,
                 "pieces": "bucket_mb",
                 "during": "backward",
@@ -155,7 +155,7 @@ SENDS = [
         [
             {
                 "collective": "all_reduce",
-                "numbers": "weights",
+                "numbers": "trained",
                 "bytes": 4,
                 "pieces": "bucket_mb",
                 "during": "backward",

@@ -292,25 +292,26 @@ OPTIONS = {
 # one piece. Nothing overlaps, unless a GPU prefetches at stage 3.
 SENDS = [
     ({"sync_batchnorm": [True]}, None),
+    ({"config_file": {"type": "string"}}, None),  # which may choose other buckets, or another precision
     (
         {"stage": [0], "native_precision": [False]},
         [
-            {"collective": "all_reduce", "numbers": "weights", "bytes": 4, "pieces": "one"},
+            {"collective": "all_reduce", "numbers": "trained", "bytes": 4, "pieces": "one"},
         ],
     ),
     (
         {"stage": [1], "native_precision": [False], "offload_optimizer": [False]},
         [
-            {"collective": "all_reduce", "numbers": "weights", "bytes": 4, "pieces": "one"},
-            {"collective": "all_gather", "numbers": "weights", "bytes": 4, "pieces": "one"},
+            {"collective": "all_reduce", "numbers": "trained", "bytes": 4, "pieces": "one"},
+            {"collective": "all_gather", "numbers": "trained", "bytes": 4, "pieces": "one"},
             {"collective": "all_reduce", "numbers": 1, "bytes": 4, "pieces": "one"},
         ],
     ),
     (
         {"stage": [2], "native_precision": [False], "offload_optimizer": [False]},
         [
-            {"collective": "all_reduce", "numbers": "weights", "bytes": 4, "pieces": "one", "per": "micro_batch"},
-            {"collective": "all_gather", "numbers": "weights", "bytes": 4, "pieces": "one"},
+            {"collective": "all_reduce", "numbers": "trained", "bytes": 4, "pieces": "one", "per": "micro_batch"},
+            {"collective": "all_gather", "numbers": "trained", "bytes": 4, "pieces": "one"},
             {"collective": "all_reduce", "numbers": 1, "bytes": 4, "pieces": "one"},
         ],
     ),
@@ -328,7 +329,7 @@ SENDS = [
             },
             {
                 "collective": "reduce_scatter",
-                "numbers": "weights",
+                "numbers": "trained",
                 "bytes": 4,
                 "pieces": "one",
                 "per": "micro_batch",

@@ -204,7 +204,7 @@ SENDS = [
             },
             {
                 "collective": "reduce_scatter",
-                "numbers": "weights",
+                "numbers": "trained",
                 "bytes": 4,
                 "pieces": "layers",
                 "during": "backward",
@@ -243,7 +243,7 @@ SENDS = [
             },
             {
                 "collective": "reduce_scatter",
-                "numbers": "weights",
+                "numbers": "trained",
                 "bytes": 4,
                 "pieces": "layers",
                 "during": "backward",

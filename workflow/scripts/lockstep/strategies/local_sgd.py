@@ -135,7 +135,7 @@ SENDS = [
     (
         {"local_after": [0], "within": ["rank"]},
         [
-            {"collective": "all_reduce", "numbers": "weights", "bytes": 4, "pieces": "one", "per": "every"},
+            {"collective": "all_reduce", "numbers": "trained", "bytes": 4, "pieces": "one", "per": "every"},
         ],
     ),
 ]

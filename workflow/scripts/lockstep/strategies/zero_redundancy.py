@@ -33,13 +33,13 @@ SENDS = [
         [
             {
                 "collective": "all_reduce",
-                "numbers": "weights",
+                "numbers": "trained",
                 "bytes": 4,
                 "pieces": "bucket_mb",
                 "during": "backward",
                 "hidden_on": ["cpu", "cuda"],
             },
-            {"collective": "broadcast", "numbers": "weights", "bytes": 4, "pieces": "parameters"},
+            {"collective": "broadcast", "numbers": "trained", "bytes": 4, "pieces": "parameters"},
         ],
     ),
 ]
