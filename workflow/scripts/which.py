@@ -269,10 +269,8 @@ def _epoch_cells(found: dict, price: float | None) -> list[str]:
 
 
 def _duration(value: float, low: float, high: float) -> str:
-    """Seconds with their ends, in the largest unit of which there is more than one and a half."""
-    unit, seconds = next(
-        each for each in (("h", 3600), ("min", 60), ("s", 1)) if value >= 1.5 * each[1] or each[1] == 1
-    )
+    """Seconds with their ends, in hours or minutes if there is more than one and a half of them."""
+    unit, seconds = ("h", 3600) if value >= 5400 else ("min", 60) if value >= 90 else ("s", 1)
     return f"{_within(value / seconds, low / seconds, high / seconds)} {unit}"
 
 
