@@ -226,7 +226,8 @@ def test_powersgd_sends_two_factors_of_what_it_compresses():
         ("ddp_spawn", {"join": True}),
     ]
     + [("deepspeed", {"stage": 3, "offload_optimizer": True}), ("local_sgd", {"local_after": 4}), ("horovod", {})]
-    + [("deepspeed", {"stage": 1, "config_file": "ds.json"})]
+    + [("deepspeed", {"stage": 1, "config_file": "ds.json"}), ("deepspeed", {"stage": 2, "precision": "bf16"})]
+    + [("deepspeed", {"stage": 3, "accumulation": 2})]
     + [(name, {}) for name in ("tp", "pp", "cp", "diloco", "dataparallel", "script")],
 )
 def test_what_is_not_declared_is_not_foretold(strategy, options):

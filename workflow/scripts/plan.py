@@ -1,5 +1,7 @@
 """Plan the training: the samples of each optimizer step, and the length to which they are padded."""
 
+import numpy as np
+
 from lockstep import cli
 from lockstep.config.kinds import Kind
 from lockstep.data import plan, prepared
@@ -54,9 +56,15 @@ def main() -> None:
             print(
                 f"{name}: {row_plan.steps} steps of {train.global_batch}, {len(row_plan.dropped)} samples dropped at"
                 f" the ends of epochs, {efficiency:.1%} of the tokens in the padded batches are text"
+                f"{_tokens(row_plan, len(lengths) // train.global_batch)}"
             )
-    if lengths.max() > 1:  # images have no tokens
-        print(f"an epoch has {len(lengths):,} samples, of {lengths.sum():,} tokens without padding")
+
+
+def _tokens(of: plan.Plan, epoch: int) -> str:
+    """The tokens of an epoch of so many steps, by those that are planned; nothing for images, which have none."""
+    if of.widths.max() <= 1:
+        return ""
+    return f"; an epoch has {epoch * np.mean(np.diff(of.starts) * of.widths):,.0f} tokens with padding"
 
 
 if __name__ == "__main__":

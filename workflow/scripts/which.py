@@ -39,7 +39,7 @@ from lockstep.config.row import Row
 from lockstep.errors import BadInput
 from lockstep.files import write_json
 from lockstep.forecast import clusters, foretelling, memory, model, sharded
-from lockstep.forecast.clusters import Cluster
+from lockstep.forecast.clusters import MEMORY, Cluster
 from lockstep.forecast.sharded import Run, Shape
 from lockstep.run import record_files, seals, staleness
 from lockstep.terminal import print_table
@@ -139,14 +139,17 @@ def _own_rows(arguments: argparse.Namespace) -> int:
     number = arguments.gpus[0] if arguments.gpus else None
     if arguments.seal:
         seals.refuse(results, names)
-    rows = [foretelling.on(config.rows[name], number) for name in names]
+    rows = _that_can_be([foretelling.on(config.rows[name], number) for name in names], bool(arguments.rows))
     link = None if arguments.network is None else clusters.NETWORK.read(arguments.network, "--network")
     capacity = None if arguments.memory is None else memory.free(arguments.memory, memory.RESERVE)
     counted = memory.of_rows(config, rows, results, capacity) if arguments.memory or arguments.picture else {}
+    if here := [row.name for row in rows if row.hardware.processes > 1 and row.hardware.nodes == 1] if link else []:
+        print(f"--network: is that between machines; not used for {', '.join(here)}, on one machine")
     found = [_tell_one(foretelling.foretell(config, row, results, link)) for row in rows]
     _tell_rows(found, {row.name: _measured(config, row, results) for row in rows}, counted, arguments.price)
     if arguments.json:
-        write_json(arguments.json, {"rows": found} | ({"memory": counted, "capacity": capacity} if counted else {}))
+        about = {"price": arguments.price} | ({"memory": counted, "capacity": capacity} if counted else {})
+        write_json(arguments.json, {"rows": found} | about)
     if arguments.picture:
         _draw(arguments.picture, found, counted, capacity)
     if arguments.seal:
@@ -154,6 +157,21 @@ def _own_rows(arguments: argparse.Namespace) -> int:
         print("Share this number before the rows run, with whoever is to trust the forecast.")
     without = [each for each in found if not each["seconds"]]
     return int(bool(without) if arguments.rows else len(without) == len(found))
+
+
+def _that_can_be(rows: list[Row], named: bool) -> list[Row]:
+    """Those rows that can have their devices; of the others it says why not, or raises BadInput if they were named."""
+    kept = []
+    for row in rows:
+        try:
+            row.refuse()
+        except BadInput as error:
+            if named:
+                raise
+            print(f"{row.name}: not foretold: {error}")
+        else:
+            kept.append(row)
+    return kept
 
 
 def _tell_one(found: dict) -> dict:
@@ -235,7 +253,7 @@ def _draw(file: Path, found: list[dict], counted: dict[str, dict], capacity: int
         for each in found
         if each["row"] not in without
     ]
-    usual = found[0]["global_batch"]
+    usual = found[0]["global_batch"] if found else None
     others = {each["row"]: each["global_batch"] for each in found if each["global_batch"] != usual}
     notes = {name: f"has {batch} samples in a step, and the first row {usual}" for name, batch in others.items()}
     if not marks:
@@ -294,9 +312,11 @@ def _by_shape(arguments: argparse.Namespace) -> int:
     foretold, without = [], []
     for gpus in dict.fromkeys(arguments.gpus):
         runs = [_run(arguments, cluster, gpus, name) for name in _strategies(arguments, gpus)]
-        fits, does_not = _held(shape, runs)
-        without += does_not
+        fits = [run for run in runs if _room(shape, run) >= 0]
+        without += [run for run in runs if run not in fits]
         foretold += sorted((_foretell(shape, run, window, arguments) for run in fits), key=_step_seconds)
+    if not foretold:
+        raise BadInput(_does_not_fit(shape, without))
     print(
         f"{described.config['architectures'][0]}, {shape.weights:,} weights{', by LoRA' if arguments.lora else ''},"
         f" texts of {arguments.length:,} tokens, in bf16, activations"
@@ -311,7 +331,12 @@ def _by_shape(arguments: argparse.Namespace) -> int:
 
 
 def _strategies(arguments: argparse.Namespace, gpus: int) -> list[str]:
-    """The strategies to count for so many GPUs: where there is one, nothing is sent or shared."""
+    """The strategies to count for so many GPUs: where there is one, nothing is sent or shared.
+
+    Raises BadInput if others were asked for there.
+    """
+    if gpus == 1 and arguments.strategies:
+        raise BadInput("--strategies: are of several GPUs, and --gpus has 1. Leave one of them out.")
     return ["single"] if gpus == 1 else list(dict.fromkeys(arguments.strategies or sharded.MANY))
 
 
@@ -380,25 +405,25 @@ def _run(arguments: argparse.Namespace, cluster: Cluster, gpus: int, strategy: s
     return Run(cluster, gpus, length, micro, accumulation, recomputed, strategy=strategy, lora=arguments.lora)
 
 
-def _held(shape: Shape, runs: list[Run]) -> tuple[list[Run], list[Run]]:
-    """The runs whose GPUs hold what they must keep, and the others. Raises BadInput if none do."""
-    fits = [run for run in runs if sharded.kept(shape, run) <= run.cluster.memory]
-    does_not = [run for run in runs if run not in fits]
-    if fits:
-        return fits, does_not
-    least = min(does_not, key=lambda run: sharded.kept(shape, run))
-    memory, states = least.cluster.memory, sum(sharded.states(least).values())
-    needed = -(-states * shape.weights // memory)
-    raise BadInput(
-        f"--gpus {least.gpus}: it does not fit. {_named_states(least)} take {states} bytes for each weight,"
-        f" {states * shape.weights / 2**30:,.0f} GiB in all; {least.strategy} keeps"
-        f" {sharded.kept(shape, least) / 2**30:,.0f} of them on each GPU, which has {memory / 2**30:,.0f}. With fsdp at"
-        f" least {needed} GPUs are needed, and more for activations."
+def _room(shape: Shape, run: Run) -> float:
+    """The bytes that are left of a GPU for activations; below zero if what it must keep does not fit."""
+    return run.cluster.memory - int(MEMORY.read(memory.RESERVE, "")) - sharded.kept(shape, run)
+
+
+def _does_not_fit(shape: Shape, runs: list[Run]) -> str:
+    """Why none of some runs fits, and what would."""
+    run = max(runs, key=lambda run: _room(shape, run))
+    free, states = run.cluster.memory - int(MEMORY.read(memory.RESERVE, "")), sum(sharded.states(run).values())
+    needed, machine = math.ceil(states * shape.weights / free), run.cluster.gpus_per_machine
+    if needed > machine:
+        needed = math.ceil(needed / machine) * machine
+    what = "Weights, in fp32," if run.lora else "Weights, gradients and AdamW's state"
+    kept, room = sharded.kept(shape, run) / 2**30, run.cluster.memory / 2**30
+    return (
+        f"--gpus {run.gpus}: it does not fit. {what} take {states} bytes for each weight,"
+        f" {states * shape.weights / 2**30:,.0f} GiB in all; {run.strategy} keeps"
+        f" {kept:,.0f} GiB on each GPU, which has {room:,.0f}, of which {memory.RESERVE} stay free. fsdp needs at least {needed} GPUs, and more for activations."
     )
-
-
-def _named_states(run: Run) -> str:
-    return "Weights, in fp32," if run.lora else "Weights, gradients and AdamW's state"
 
 
 def _foretell(shape: Shape, run: Run, window: int | None, arguments: argparse.Namespace) -> dict:
@@ -430,12 +455,13 @@ def _tell(shape: Shape, foretold: list[dict], without: list[Run], arguments: arg
     if arguments.price:
         header.append("cost of them")
     print_table([*header, "how it is known"], [_line(each, arguments) for each in foretold])
-    for gpus in dict.fromkeys(arguments.gpus):
+    for gpus in dict.fromkeys(each["run"]["gpus"] for each in foretold):
         _tell_of(gpus, [each for each in foretold if each["run"]["gpus"] == gpus])
     for run in without:
+        kept, room = sharded.kept(shape, run) / 2**30, run.cluster.memory / 2**30
         print(
-            f"{run.strategy} does not fit on {run.gpus} GPUs: it keeps {sharded.kept(shape, run) / 2**30:,.3g} GiB on"
-            f" each, which has {run.cluster.memory / 2**30:,.3g}."
+            f"{run.strategy} does not fit on {run.gpus} GPU{'s' if run.gpus > 1 else ''}: it keeps {kept:,.3g} GiB on"
+            f" each, which has {room:,.3g}, of which {memory.RESERVE} stay free."
         )
     if MEASURED.is_file():
         print(_nearest(shape, foretold[0]["run"]))
@@ -449,9 +475,10 @@ def _tell(shape: Shape, foretold: list[dict], without: list[Run], arguments: arg
     )
     print(
         "An interval holds nine in ten published runs of llm-foundry, by fsdp, that had no part in the rates, and all"
-        " of other programs on such cards. None was Lockstep's own, on several GPUs. Weights and gradients are taken to"
-        " be sent in bf16; Lockstep's strategies send gradients in fp32, and its fsdp weights, too, unless the row has"
-        " mixed_precision: policy, so up to twice as many bytes."
+        " of other programs on such cards. None was Lockstep's own, on several GPUs. fsdp is taken to send weights and"
+        " gradients in bf16, after each micro-batch, as those do; Lockstep's sends gradients in fp32 once a step, and"
+        " weights in fp32, too, unless the row has mixed_precision: policy. The others are taken to send what"
+        " Lockstep's do: ddp and zero_redundancy in fp32, DeepSpeed gradients in bf16 and weights in fp32."
     )
 
 

@@ -48,7 +48,7 @@ def main() -> None:
     table = [
         _measured(results, row, against, *lines) if times == 1 else _at(row, times, *lines)
         for times in TIMES
-        if row["global_batch"] * times >= _smallest(results, row)
+        if row["global_batch"] * times >= max(_smallest(results, row), _smallest(results, against))
     ]
     header = [name.format(row=row["row"], against=against["row"]) for name in COLUMNS]
     print_table(header, [_cells(each) for each in table])

@@ -22,14 +22,17 @@ from lockstep.forecast.ranks import NOTHING, Alone, Interval, Links, Shapes
 from lockstep.run import seals
 
 OTHERS = 0.1  # cores, from which on what other programs took is told
+FASTEST = 1e9  # bits/s, the fastest link whose speed was named and on which forecasts were held against runs
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of batch normalisation, stored beside its weights
 
 
 def foretell(config: Config, row: Row, results: Path, link: float | None) -> dict:
     """A row's step: its seconds, their parts, how they are known, and why not if they are not.
 
-    link: bits/s of the network between the ranks, if it is another one than was measured.
+    link: bits/s of the network between machines, if it is another one than was measured.
     """
     hardware = row.hardware
+    link = link if hardware.nodes > 1 else None
     samples = len(load_lengths(paths.data_folder(results)))
     found = {"row": row.name, "strategy": row.strategy, "devices": hardware.devices, "ranks": hardware.processes}
     found |= {"global_batch": row.train.global_batch, "plan": row.plan_name, "settings": seals.settings_hash(row)}
@@ -39,7 +42,9 @@ def foretell(config: Config, row: Row, results: Path, link: float | None) -> dic
     if why := _not_foretold(row, links):
         return found | {"why": [why]}
     try:
-        shapes, trained = (weights(results), None) if not row.train.lora else with_lora(results, row)
+        stored = weights(results)
+        shapes = {name: shape for name, shape in stored.items() if not name.endswith(STATISTICS)}
+        shapes, trained = (shapes, None) if not row.train.lora else with_lora(results, row)
         # On GPUs ranks share nothing of that kind.
         measured = alone.measure(config, row, results, hardware.processes_per_node if hardware.device == "cpu" else 1)
     except (BadInput, RunFailed) as error:
@@ -50,6 +55,8 @@ def foretell(config: Config, row: Row, results: Path, link: float | None) -> dic
     shared = registry.first(row.strategy, "SHARDS", settings) or []
     parts = ranks.step(measured, messages, links, shared, hardware.device)
     beyond = _extrapolated(row, links)
+    if hardware.processes > 1 and len(stored) > len(shapes):
+        beyond = [*beyond, "ranks send each other the statistics of batch normalisation, which are not counted"]
     found |= {"known": "extrapolated" if beyond else "foretold", "why": beyond, "alone": asdict(measured)}
     sent = sum(message.times * sum(message.sizes) for message in messages) if hardware.processes > 1 else 0
     found |= {"bytes": sent, "link": link, "disturbed": _disturbed(measured, links)}
@@ -68,7 +75,7 @@ def on(row: Row, number: int | None) -> Row:
     """The row with so many ranks: on this machine if it has the devices, else on several like it.
 
     A row that trains on one device whatever is asked for stays as it is. Raises BadInput where they are no whole number
-    of machines, or the row can't have so many.
+    of machines. Whether the row can have so many, Row.refuse says.
     """
     if number is None or row.hardware.processes == 1:
         return row
@@ -88,7 +95,6 @@ def on(row: Row, number: int | None) -> Row:
         row = replace(
             row, train=replace(row.train, global_batch=row.train.device_batch * row.replicas * row.train.accumulation)
         )
-    row.refuse()
     return row
 
 
@@ -158,8 +164,12 @@ def _extrapolated(row: Row, links: Links) -> list[str]:
     if row.hardware.processes == 1:
         return []
     beyond = links.extrapolated
+    if links.link and links.link > FASTEST:
+        beyond = [*beyond, "no forecast was held against a named network faster than 1 Gbit/s yet"]
     if row.hardware.device != "cpu":
         beyond = [*beyond, "no forecast was held against several GPUs yet"]
+    if row.precision != "fp32":
+        beyond = [*beyond, f"no forecast was held against {row.precision} yet"]
     if row.hardware.nodes > 1 and row.hardware.processes_per_node > 1:
         beyond = [*beyond, "ranks of one machine share its network"]
     if row.train.lora:

@@ -180,7 +180,7 @@ def step(alone: Alone, messages: list[Message], links: Links, shared: list[str],
         return parts
     if "optimizer" in shared:  # what the host does for each step is not shared out, so it may be as long as alone
         share = Interval(alone.optimizer / links.ranks, alone.optimizer / links.ranks, alone.optimizer)
-        parts["optimizer"] = share.widened(COMPUTING)
+        parts["optimizer"] = share.widened(max(COMPUTING, alone.spread))
     for message in messages:
         parts["communication"] += communication(message, links, device) * message.times
     return parts

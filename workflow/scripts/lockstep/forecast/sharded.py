@@ -46,25 +46,31 @@ class Shape:
 class Strategy:
     """What the GPUs of a strategy send, and of what each keeps its share only (of STATE).
 
-    each, once: how often the bytes of all weights go through a GPU's link, in one direction, for each micro-batch and
-    for each step besides. To gather them is once, to reduce and scatter gradients likewise, and an all-reduce is both.
-    frozen: how often they do for each micro-batch if they are not trained (LoRA).
+    each, once: bytes for each weight that go through a GPU's link, in one direction, for each micro-batch and for each
+    step besides. An all-reduce sends them twice. frozen: those for each micro-batch if weights are not trained (LoRA).
+    copy: bytes of each weight that ranks keep besides, each its share; buckets: bytes of its buckets, on each GPU;
+    whole: whether a share is of whole tensors.
     """
 
     each: int = 0
     once: int = 0
     frozen: int = 0
     shares: tuple[str, ...] = ()
+    copy: int = 0
+    buckets: float = 0
+    whole: bool = False
 
 
-# As the strategies of these names declare it (SENDS, SHARDS); fsdp reduces gradients after each micro-batch, as the
-# published runs do. deepspeed_1 and deepspeed_2 are ZeRO's stages.
+# As Lockstep's strategies of these names do it in bf16 (SENDS, SHARDS). But fsdp is as in the published runs: all is sent
+# in bf16, gradients after each micro-batch. deepspeed_1 and deepspeed_2 are ZeRO's stages, which gather weights in
+# fp32, clone their share of them, and have a bucket of 5e8 numbers (reduce_bucket_size).
+ZERO = {"copy": 4, "buckets": 4 * 5e8}
 STRATEGIES = {
-    "fsdp": Strategy(each=3, frozen=2, shares=("weights", "gradients", "optimizer")),
-    "ddp": Strategy(once=2),
-    "zero_redundancy": Strategy(once=3, shares=("optimizer",)),
-    "deepspeed_1": Strategy(once=3, shares=("optimizer",)),
-    "deepspeed_2": Strategy(each=2, once=1, shares=("gradients", "optimizer")),
+    "fsdp": Strategy(each=3 * WEIGHT, frozen=2 * WEIGHT, shares=("weights", "gradients", "optimizer")),
+    "ddp": Strategy(once=8),
+    "zero_redundancy": Strategy(once=12, shares=("optimizer",), whole=True),
+    "deepspeed_1": Strategy(once=2 * WEIGHT + 4, shares=("optimizer",), **ZERO),
+    "deepspeed_2": Strategy(each=2 * WEIGHT, once=4, shares=("gradients", "optimizer"), **ZERO),
     "single": Strategy(),
 }
 MANY = [name for name in STRATEGIES if name != "single"]  # those of several GPUs
@@ -219,8 +225,8 @@ def communication(shape: Shape, run: Run) -> tuple[float, float, int]:
     cluster, strategy = run.cluster, STRATEGIES[run.strategy]
     each, once = (strategy.frozen, 0) if run.lora else (strategy.each, strategy.once)
     if run.strategy == "fsdp":
-        each += run.gathers - 2
-    moved = (each * run.accumulation + once) * WEIGHT * shape.weights
+        each += (run.gathers - 2) * WEIGHT
+    moved = (each * run.accumulation + once) * shape.weights
     near = min(run.gpus, cluster.gpus_per_machine)
     within = moved * (1 - 1 / near) / cluster.link
     between = moved * (1 - 1 / run.machines) / (cluster.network / 8)
@@ -234,8 +240,16 @@ def states(run: Run) -> dict[str, int]:
 
 def kept(shape: Shape, run: Run) -> float:
     """The bytes that each GPU keeps for weights, gradients and optimizer."""
-    shares = STRATEGIES[run.strategy].shares
-    return shape.weights * sum(size / run.gpus if name in shares else size for name, size in states(run).items())
+    strategy = STRATEGIES[run.strategy]
+    found = shape.weights * sum(
+        size / run.gpus if name in strategy.shares else size for name, size in states(run).items()
+    )
+    if run.lora:
+        return found
+    if strategy.whole:  # one rank has the largest tensor, the embedding
+        own = max(shape.weights / run.gpus, shape.vocabulary * shape.width)
+        found += STATE["optimizer"] * (own - shape.weights / run.gpus)
+    return found + shape.weights * strategy.copy / run.gpus + strategy.buckets
 
 
 def mfu(shape: Shape, run: Run, seconds: float) -> float:

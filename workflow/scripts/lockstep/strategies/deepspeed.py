@@ -293,6 +293,10 @@ OPTIONS = {
 SENDS = [
     ({"sync_batchnorm": [True]}, None),
     ({"config_file": {"type": "string"}}, None),  # which may choose other buckets, or another precision
+    # The weights of matrix products, and their gradients, are sent in the precision of autocast, the others in fp32.
+    ({"stage": [1, 2, 3], "precision": ["bf16", "fp16"]}, None),
+    # Weights of at most 1e5 numbers stay after a micro-batch (stage3_param_persistence_threshold), the others do not.
+    ({"stage": [3], "accumulation": {"minimum": 2}}, None),
     (
         {"stage": [0], "native_precision": [False]},
         [
