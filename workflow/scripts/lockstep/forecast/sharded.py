@@ -61,8 +61,8 @@ class Strategy:
     whole: bool = False
 
 
-# As Lockstep's strategies of these names do it in bf16 (SENDS, SHARDS). But fsdp is as in the published runs: all is sent
-# in bf16, gradients after each micro-batch. deepspeed_1 and deepspeed_2 are ZeRO's stages, which gather weights in
+# As Lockstep's strategies of these names do it in bf16 (SENDS, SHARDS), but for fsdp: as in the published runs, it sends
+# all in bf16, and gradients after each micro-batch. deepspeed_1 and deepspeed_2 are ZeRO's stages, which gather weights in
 # fp32, clone their share of them, and have a bucket of 5e8 numbers (reduce_bucket_size).
 ZERO = {"copy": 4, "buckets": 4 * 5e8}
 STRATEGIES = {
