@@ -61,9 +61,9 @@ class Strategy:
     whole: bool = False
 
 
-# As Lockstep's strategies of these names do it in bf16 (SENDS, SHARDS), but for fsdp: as in the published runs, it sends
-# all in bf16, and gradients after each micro-batch. deepspeed_1 and deepspeed_2 are ZeRO's stages, which gather weights in
-# fp32, clone their share of them, and have a bucket of 5e8 numbers (reduce_bucket_size).
+# As Lockstep's strategies of these names do it in bf16 (SENDS, SHARDS). Only fsdp is as in the published runs: it sends
+# all in bf16, and gradients after each micro-batch. deepspeed_1 and deepspeed_2 are ZeRO's stages, which gather weights
+# in fp32, clone their share of them, and have a bucket of 5e8 numbers (reduce_bucket_size).
 ZERO = {"copy": 4, "buckets": 4 * 5e8}
 STRATEGIES = {
     "fsdp": Strategy(each=3 * WEIGHT, frozen=2 * WEIGHT, shares=("weights", "gradients", "optimizer")),
