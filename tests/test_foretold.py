@@ -9,14 +9,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-import which
 from lockstep import network, paths
 from lockstep.config import reading, registry
 from lockstep.data import plan as planning
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput
 from lockstep.files import read_json, write_json
-from lockstep.forecast import alone, foretelling, ranks
+from lockstep.forecast import alone, foretelling, own_rows, ranks
 from lockstep.forecast.ranks import Alone, Links, Message
 from lockstep.paths import PROJECT
 from lockstep.proof import fairness
@@ -611,19 +610,19 @@ def test_what_rows_need_is_told_and_drawn(tmp_path, capsys):
     }
     counted |= {"fsdp": {"why": "", "allocated": gib, "fits": True}, "horovod": {"why": "in a library of its own"}}
     counted["tp"] = {"why": "it is not counted"}
-    which._tell_rows(found, {}, counted, None)
+    own_rows._tell_rows(found, {}, counted, None)
     said = capsys.readouterr().out
     lines = {line.split("│")[1].strip(): line for line in said.splitlines() if line.startswith("│")}
     assert "12" in lines["single"]
     assert "21, does not fit" in lines["ddp"]
     assert "tp: memory not counted: it is not counted" in said
     assert f"horovod: not foretold: {UNDECLARED}" in said
-    which._draw(tmp_path / "a.svg", found, counted, 20 * gib)
+    own_rows._draw(tmp_path / "a.svg", found, counted, 20 * gib)
     drawn = (tmp_path / "a.svg").read_text(encoding="utf-8")
     for text in ("ddp: 30 ms, 21 GiB, does not fit", "single: 50 ms, 12 GiB", "fsdp: 40 ms, 1 GiB", "tp: it is not"):
         assert text in drawn
     assert UNDECLARED[:40] in drawn
-    which._draw(tmp_path / "b.svg", found[3:], counted, None)
+    own_rows._draw(tmp_path / "b.svg", found[3:], counted, None)
     assert not (tmp_path / "b.svg").exists()
     assert "not drawn: of no row are both time and memory known" in capsys.readouterr().out
 
@@ -631,7 +630,7 @@ def test_what_rows_need_is_told_and_drawn(tmp_path, capsys):
 def test_a_row_that_does_not_fit_is_said_so_though_its_time_is_not_foretold(capsys):
     sizes = {"ddp": (2**30, True), "cp": (2**35, False)}
     counted = {row: {"why": "", "allocated": size, "fits": fits} for row, (size, fits) in sizes.items()}
-    which._tell_rows([told("ddp", 30), told("cp", None, known="not foretold", why=[UNDECLARED])], {}, counted, None)
+    own_rows._tell_rows([told("ddp", 30), told("cp", None, known="not foretold", why=[UNDECLARED])], {}, counted, None)
     said = capsys.readouterr().out
     assert f"cp: not foretold: {UNDECLARED}\ncp: a GPU, GiB: 32, does not fit\n" in said
     assert "ddp: a GPU" not in said
@@ -639,7 +638,7 @@ def test_a_row_that_does_not_fit_is_said_so_though_its_time_is_not_foretold(caps
 
 def test_an_epoch_of_a_row_has_a_time_and_a_cost(capsys):
     brief = told("ddp", 20, epoch_steps=100) | {"seconds": {"value": 0.02, "low": None, "high": None}}
-    which._tell_rows([told("single", 50), brief], {}, {}, 3.0)
+    own_rows._tell_rows([told("single", 50), brief], {}, {}, 3.0)
     lines = {
         line.split("│")[1].strip(): line.split("│") for line in capsys.readouterr().out.splitlines() if "│" in line
     }
@@ -672,9 +671,9 @@ def test_only_runs_with_the_same_settings_and_data_stand_beside_what_is_foretold
     made_from = {"hash": 64 * "d", "weights": 64 * "f"}  # as in a sound record
     write_json(paths.data_file(tmp_path), made_from)
     run(tmp_path, "ddp", "2026-01-01T00:00:00+00:00", asked=row.deciding())
-    assert which._measured(config, row, tmp_path) == pytest.approx(50)
-    assert which._measured(config, foretelling.on(row, 4), tmp_path) is None
+    assert own_rows._measured(config, row, tmp_path) == pytest.approx(50)
+    assert own_rows._measured(config, foretelling.on(row, 4), tmp_path) is None
     other = reading.parse(parsed | {"train": {"precision": "bf16"}})
-    assert which._measured(other, other.rows["ddp"], tmp_path) is None
+    assert own_rows._measured(other, other.rows["ddp"], tmp_path) is None
     write_json(paths.data_file(tmp_path), made_from | {"hash": 64 * "0"})
-    assert which._measured(config, row, tmp_path) is None
+    assert own_rows._measured(config, row, tmp_path) is None

@@ -31,6 +31,16 @@ def print_table(header: list[str], rows: list[list[str]], spared: tuple[str, ...
     wide.print(table)
 
 
+def within(value: float, low: float, high: float) -> str:
+    """A number with the ends of its interval, as in "10.1 (9.4 to 11.9)"; alone if it has none."""
+    return f"{short(value)} ({short(low)} to {short(high)})" if low < high else short(value)
+
+
+def short(value: float) -> str:
+    """A number with three significant digits, never as 1e+03."""
+    return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def _one_line(cell: str) -> Text:
     """A cell as Text, since rich would take "[泪]" for markup."""
     return Text(printable(cell).strip(), style="red" if cell in BAD else "")

@@ -78,6 +78,7 @@ NETWORK = Quantity(
 PER_SECOND = Quantity(
     {"GB/s": 1e9, "TB/s": 1e12}, 1e8, 1e15, "give .1 to 1000000 GB/s in one direction, as 450 GB/s (bytes, not bits)"
 )
+MOST_GPUS = 16384  # beyond which even a guess about them would mislead
 QUANTITIES = {
     "peak": Quantity(
         {"TFLOPS": 1e12, "PFLOPS": 1e15}, 1e12, 1e17, "give 1 to 100000 TFLOPS, as 312 TFLOPS (bf16, without sparsity)"
