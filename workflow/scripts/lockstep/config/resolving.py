@@ -1,4 +1,4 @@
-"""What a configuration asks of the hardware, resolved on this machine, or refused."""
+"""Resolve the configuration's section `hardware` on this machine, and refuse what the machine does not have."""
 
 import platform
 import sys
@@ -58,7 +58,7 @@ def resolve(asked, row: str = "") -> Hardware:
 
 
 def _device(asked, gpus: int, where: str) -> str:
-    """cpu or cuda, on a machine with so many GPUs."""
+    """The type of the devices that train, cpu or cuda. gpus: the number of GPUs that may be used."""
     here, device = asked.node_gpus is None, asked.device
     if device == "auto":
         device = "cuda" if gpus else "cpu"
@@ -118,7 +118,7 @@ def _threads(asked, devices: int, cores: int, where: str) -> int:
 
 
 def _backend(asked, device: str, devices: int, gpus: int, where: str) -> str:
-    """nccl between GPUs that ranks do not share, which NCCL refuses; otherwise gloo."""
+    """The backend of the process group: nccl between GPUs, unless ranks share one, which NCCL refuses; else gloo."""
     shared = device == "cuda" and devices > gpus
     if asked.backend == "auto":
         return "nccl" if device == "cuda" and not shared else "gloo"

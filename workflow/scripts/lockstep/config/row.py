@@ -35,7 +35,7 @@ RESERVED = (
     "network",
 )
 RESERVED_PREFIXES = ("train_", "parity_", "prove_", "profile_", "reference_")
-# Literals of a strategy whose options the number of ranks must be a multiple of, and what that many are.
+# Literals of a strategy whose product must divide the number of ranks, and what a message says of that many ranks.
 WITH_RANKS = {
     "RANKS_PER_REPLICA": "ranks hold one replica of the model together",
     "DIVIDES_RANKS": "groups are to share the ranks evenly",
@@ -109,13 +109,13 @@ class Row:
         return self.hardware.devices // self.ranks_per_replica
 
     def product(self, literal: str) -> tuple[int, str]:
-        """The product of the options that a literal of its strategy names, and what they are."""
+        """The product of the options that a literal of its strategy names, and these options as text."""
         named = ", ".join(f"{key}: {self.options[key]}" for key in registry.literals(self.strategy)[literal])
         return registry.product(self.strategy, literal, self.options), named
 
     @property
     def ranks_in_multiples_of(self) -> int:
-        """The row can have this many ranks, and multiples of it."""
+        """The number of the row's ranks must be a multiple of this."""
         return math.lcm(*(self.product(literal)[0] for literal in WITH_RANKS))
 
     @property

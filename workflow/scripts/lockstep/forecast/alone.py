@@ -85,7 +85,7 @@ def _prepared(config: Config, row: Row, results: Path, folder: Path) -> Row:
 
 
 def share(plan: Plan, row: Row) -> Plan:
-    """What a row's first rank trains in some steps that stand for all of them: its part of each micro-batch."""
+    """The plan of a row's first rank, which has its part of each micro-batch, for a few steps that represent all."""
     excerpt = plan.excerpt(WARMUP_STEPS, STEPS)
     steps = [
         np.concatenate(excerpt.micro_batches(step, 0, row.replicas, row.train.accumulation))
@@ -96,7 +96,10 @@ def share(plan: Plan, row: Row) -> Plan:
 
 
 def _read(folders: list[Path], threads: int) -> Alone:
-    """What the copies took, each with so many threads: in the mean over steps, each as long as its slowest copy."""
+    """The time of a step, as the mean over steps that each last as long as their slowest copy, and its parts.
+
+    threads: the number of each copy's threads.
+    """
     timed = np.array([np.load(folder / paths.STEPS)[0, WARMUP_STEPS : WARMUP_STEPS + STEPS] for folder in folders])
     profiles = [read_json(folder / paths.PROFILE)["seconds"] for folder in folders]
     step = float(timed.max(axis=0).mean())
