@@ -214,7 +214,7 @@ def task_literals(name: str) -> dict:
 
 
 def qualities() -> list[str]:
-    """The table's columns for the quality of models, of all tasks; each task has some of them."""
+    """The figures of a model's quality that tasks have, of all tasks together (config/qualities.py)."""
     return list(dict.fromkeys(name for task in tasks() for name in task_literals(task)["QUALITY"]))
 
 
