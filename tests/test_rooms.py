@@ -13,7 +13,7 @@ PACKAGE = SCRIPTS / "lockstep"
 ORDER = (
     *("errors", "paths", "files", "caches", "stats", "terminal", "provenance", "nvml"),
     *("config", "data", "model", "tasks", "strategies", "run", "rank", "session"),
-    *("columns", "proof", "evaluation", "report", "frames", "records", "script", "forecast"),
+    *("columns", "analysis", "proof", "evaluation", "report", "frames", "records", "script", "forecast"),
     *("cli", "trust", "tuning", "network", "inside_snakemake", "workflow", "view", "outside"),
 )
 

@@ -31,6 +31,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from lockstep import cli, paths
+from lockstep.analysis import staleness
 from lockstep.config import registry
 from lockstep.config.configuration import Config
 from lockstep.config.row import Row
@@ -39,7 +40,7 @@ from lockstep.files import write_json
 from lockstep.forecast import clusters, foretelling, memory, model, sharded
 from lockstep.forecast.clusters import Cluster
 from lockstep.forecast.sharded import Run, Shape
-from lockstep.run import record_files, seals, staleness
+from lockstep.run import record_files, seals
 from lockstep.terminal import print_table
 
 MEASURED = paths.PROJECT / "docs" / "measurements" / "others" / "llm-foundry.csv"  # it is not in images

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep import columns, paths
+from lockstep.analysis import blocks, staleness
 from lockstep.config import configuration, reading, registry
 from lockstep.config.configuration import Config
 from lockstep.config.hardware import busy_cores
@@ -21,7 +22,7 @@ from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, verify
 from lockstep.model.schedule import lr_factor, other_rates
 from lockstep.proof.verdicts import PROVEN
-from lockstep.run import blocks, facts, journal, record_files, seals, staleness, watcher
+from lockstep.run import facts, journal, record_files, seals, watcher
 from lockstep.run.ledger import check_ledger
 from lockstep.run.record import Record, Tested
 
