@@ -9,7 +9,6 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from lockstep import paths
-from lockstep.config import launchers
 from lockstep.config.configuration import Config
 from lockstep.config.hardware import busy_cores
 from lockstep.config.machine import cpu_cores
@@ -69,10 +68,10 @@ def measure(row: Row, folder: Path, asked: list[int], operations: list[str]) -> 
             folder / ASKED,
             {"sizes": asked, "operations": operations, "backend": hardware.backend, "hardware": asdict(hardware)},
         )
-        meeting = addresses.alone(row)
-        command = launchers.command(row.settings(), PROGRAM, folder, meeting)
+        rendezvous = addresses.alone(row)
+        command = row.command(folder, rendezvous, PROGRAM)
         try:
-            outcome = node.train(row, folder, command, meeting, steps=1)
+            outcome = node.train(row, folder, command, rendezvous, steps=1)
         except Interrupted as error:
             raise RunFailed(str(error)) from None
         if outcome.reason or outcome.exit_code or not (folder / MEASURED).is_file():
@@ -84,7 +83,7 @@ def measure(row: Row, folder: Path, asked: list[int], operations: list[str]) -> 
         name: {"points": points} | fit(points, BUS[name](measured["ranks"]))
         for name, points in measured.pop("operations").items()
     }
-    about = {"interface": meeting.interface, "disturbed": watched.disturbed}
+    about = {"interface": rendezvous.interface, "disturbed": watched.disturbed}
     return measured | about | {"operations": fitted}
 
 

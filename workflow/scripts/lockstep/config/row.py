@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
 
 from lockstep import paths, provenance
 from lockstep.config import launchers, optimizers, own_files, precisions, registry, schema, tracking
@@ -278,6 +279,13 @@ class Row:
     @property
     def launcher(self) -> launchers.Launcher:
         return launchers.of(self.options)
+
+    def command(self, folder: Path, rendezvous, script: Path = paths.TRAIN) -> list[str]:
+        """The command that starts the ranks of one node: `script folder`, once for each of them.
+
+        folder: the run's; rendezvous: where the ranks of all nodes meet (run/addresses.py: Rendezvous).
+        """
+        return self.launcher.command(self.settings(), script, folder, rendezvous)
 
     @property
     def unattended(self) -> "Row":

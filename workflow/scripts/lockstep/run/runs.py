@@ -302,7 +302,7 @@ def _train(attempt: Attempt, others: list[int]) -> dict:
     OtherWork if they trained anything but the plan.
     """
     row, folder, plan, lead = attempt.row, attempt.folder, attempt.plan, attempt.lead
-    command = launchers.command(row.settings(), paths.TRAIN, folder, attempt.rendezvous)
+    command = row.command(folder, attempt.rendezvous)
     start = command
     if forked.wanted(row):
         start = forked.ranks(row, folder, attempt.rendezvous)
