@@ -20,7 +20,7 @@ from lockstep.run import addresses, lifetime, node, record_files, watcher
 from lockstep.run.processes import Interrupted
 
 PROGRAM = paths.SCRIPTS / "lockstep" / "rank" / "network.py"
-RANKS = (2, 4)  # where there are so many devices
+RANKS = (2, 4)  # the numbers of ranks that are measured, if there are that many devices
 SMALLEST, LARGEST, FACTOR = 2**10, 2**28, 4  # bytes: 1 KiB to 256 MiB
 NEGLIGIBLE = 1e-6  # of the shortest time
 
@@ -56,9 +56,9 @@ def rows(config: Config, ranks: list[int] | None, backend: str | None) -> list[R
 
 
 def measure(row: Row, folder: Path, asked: list[int], operations: list[str]) -> dict:
-    """Have as many ranks as the row has measure these operations on messages of so many bytes, and fit them.
+    """Have the row's ranks measure these operations on messages of the `asked` sizes, in bytes, and fit them.
 
-    Raises RunFailed where a rank fails.
+    Raises RunFailed if a rank fails.
     """
     hardware = row.hardware
     with lifetime.hold(folder):

@@ -87,7 +87,7 @@ def _refuse_absent_gpus(asked, device: str, gpus: int, where: str) -> None:
 
 
 def _devices(asked, device: str, gpus: int, cores: int, where: str) -> int:
-    """The number of devices, each with a process, on a machine with so many GPUs and CPU cores."""
+    """The number of devices, each with a process, on a machine with these numbers of GPUs and CPU cores."""
     most, kind = (gpus, "GPU") if device == "cuda" else (cores, "CPU core")
     devices = (gpus if device == "cuda" else min(2, cores)) if asked.processes == "auto" else asked.processes
     if devices > most and not asked.oversubscribe:

@@ -253,7 +253,7 @@ class Row:
             )
 
     def _refuse_micro_batches(self) -> None:
-        """Raise BadInput if the ranks that hold a replica together can't work with so many micro-batches."""
+        """Raise BadInput if the ranks that hold a replica together can't work with this number of micro-batches."""
         together, given = self.ranks_per_replica, self.train.accumulation
         wrong = [
             (f"at least {together}", self._matches("A_MICRO_BATCH_EACH") if given < together else []),

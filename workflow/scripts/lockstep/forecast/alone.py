@@ -1,9 +1,9 @@
 """What one rank of a row takes alone: a short profiled run of the row's own strategy with one process.
 
-It trains what the first rank of so many would train of each batch, at steps whose widths stand for the whole plan's. So
-the work of the framework itself counts, as hooks, copies and compression. Where several ranks compute on one machine's
-cores, as many copies run at the same time and do not talk to each other: they share cores, caches and memory as ranks
-do, and a step ends with its slowest copy.
+It trains what the row's first rank would train of each batch, at steps whose widths represent those of the whole plan.
+So the work of the framework itself counts, such as hooks, copies and compression. Where several ranks compute on the
+cores of one machine, as many copies run at the same time without communicating: they share cores, caches and memory as
+ranks do, and a step ends with its slowest copy.
 """
 
 import subprocess
