@@ -4,8 +4,8 @@ Node 0 listens at a port that the system chooses. The others find it by a file i
 share. The file also has a secret, and only its owner can read it. Each end of a connection proves first that it knows
 the secret, so neither takes another program for a node, even one that got the port of a killed node 0.
 
-A status is a line of JSON. It is sent as a whole whenever it changes; an empty line is a beat. A process that ends closes
-its connection, which the other end sees at once. A process that is stopped, or behind a cut link, falls silent.
+A status is a line of JSON, which is sent whenever it changes; an empty line is a beat. A process that ends closes its
+connection, which the other end sees at once. A process that is stopped, or behind a cut link, falls silent.
 """
 
 import contextlib
