@@ -156,7 +156,7 @@ def write_manifest(checked: Config, available: list[str], command: list[str], co
         }
         | provenance.commit(),
     )
-    asked = {"command": _from_here(command), "session": lifetime.session(), "repeats": checked.repeats}
+    asked = {"command": _from_here(command), "session": lifetime.session_name(), "repeats": checked.repeats}
     journal.note(checked.results, "request", checked.results, (asked_file.name,), **asked, rows=available)
 
 

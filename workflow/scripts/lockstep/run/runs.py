@@ -206,7 +206,7 @@ def _about(attempt: Attempt, disturbed_before: list[Disturbed]) -> dict:
         "world_size": row.hardware.devices,
         "replicas": row.replicas,
         "repeat": attempt.repeat,
-        "session": lifetime.session(),
+        "session": lifetime.session_name(),
         "disturbed_before": disturbed_before,
         "precision": row.precision,
         "global_batch": row.train.global_batch,
