@@ -28,8 +28,9 @@ sys.path.insert(0, str(HERE / "workflow" / "scripts"))
 
 from lockstep import inside_snakemake, paths, trust
 from lockstep import workflow as lockstep
+from lockstep.analysis import decision
 from lockstep.config import containers, reading
-from lockstep.run import decision, lifetime
+from lockstep.run import lifetime
 from lockstep.view.jobs import Follower
 
 lockstep.require_place(workflow)

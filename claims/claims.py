@@ -216,8 +216,8 @@ def unused_parameters(_: Runs) -> tuple[str, str]:
     return (HOLDS if trained == {False: False, True: True} else NOT), told
 
 
-def _with_unused_layer(rank: int, meeting: str, find: bool) -> None:
-    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+def _with_unused_layer(rank: int, rendezvous: str, find: bool) -> None:
+    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
     layers = torch.nn.ModuleDict({"used": torch.nn.Linear(4, 1), "unused": torch.nn.Linear(4, 1)})
     layers.forward = layers["used"].forward
     model = torch.nn.parallel.DistributedDataParallel(layers, find_unused_parameters=find)

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from lockstep import paths
-from lockstep.config import launchers, reading, registry, schema
+from lockstep.config import reading, registry, schema
 from lockstep.config.differences import difference, inherited, without_folders
 from lockstep.run.addresses import Rendezvous
 
@@ -56,7 +56,7 @@ def section(name: str) -> str:
 def command(name: str) -> str:
     row = reading.parse(ROW | {"rows": {name: {"strategy": name}}}).rows[name]
     with tempfile.TemporaryDirectory() as folder:  # some launchers are given a file in it
-        words = launchers.command(row.settings(), Path("workflow/scripts/train.py"), Path(folder), Rendezvous("PORT"))
+        words = row.command(Path(folder), Rendezvous("PORT"), script=Path("workflow/scripts/train.py"))
     text = " ".join(words).replace(folder, str(paths.RESULTS / row.folder(1)))
     return without_folders(text)
 

@@ -1,11 +1,12 @@
 """The order of Lockstep's rooms, which is the order of imports: one way, without exception."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
-from lockstep.paths import SCRIPTS, STUDIES
+from lockstep.paths import PROJECT, SCRIPTS, STUDIES
 
 PACKAGE = SCRIPTS / "lockstep"
 # Each may import from those above it. Folders are rooms; inside one, any file from any other, but not in a circle.
@@ -13,7 +14,7 @@ PACKAGE = SCRIPTS / "lockstep"
 ORDER = (
     *("errors", "paths", "files", "caches", "stats", "terminal", "provenance", "nvml"),
     *("config", "data", "model", "tasks", "strategies", "run", "rank", "session"),
-    *("columns", "proof", "evaluation", "report", "frames", "records", "script", "forecast"),
+    *("columns", "analysis", "proof", "evaluation", "report", "frames", "records", "script", "forecast"),
     *("cli", "trust", "tuning", "network", "inside_snakemake", "workflow", "view", "outside"),
 )
 
@@ -53,6 +54,13 @@ def rank(name: str) -> int:
 
 
 FILES = sorted(file for file in PACKAGE.rglob("*.py") if file.name != "__init__.py")
+
+
+def test_where_contributing_sends_a_newcomer_there_is_a_file():
+    text = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:workflow|config|docs|claims|tests|\.ci)/[\w./-]+)`", text)
+    assert len(named) > 40
+    assert not [path for path in named if not (PROJECT / path).exists()]
 
 
 def test_every_file_is_in_a_room():

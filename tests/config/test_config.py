@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from docs import configuration as page
+from lockstep.analysis import staleness
 from lockstep.config import configuration, deepspeed_file, machine, reading, registry, resolving, schema
 from lockstep.config.hardware import device_count
 from lockstep.config.machine import selection
 from lockstep.config.row import times_trained
 from lockstep.data import plan
 from lockstep.errors import BadInput
-from lockstep.run import staleness
 from tests import made
 from tests.conftest import PROJECT
 

@@ -1,14 +1,17 @@
 """A precision is one entry, and an unknown precision is refused everywhere."""
 
+from typing import get_args
+
 import pytest
 import torch
+import transformers
+from lightning_fabric import connector
 
 from lockstep.config import precisions, schema
 from lockstep.errors import BadInput
 from lockstep.model import metrics
 from lockstep.run import record_files
 from lockstep.run.record import Record
-from lockstep.strategies import fabric
 from lockstep.strategies.single import autocast
 
 
@@ -35,6 +38,12 @@ def test_rows_may_ask_for_the_declared_ones_and_records_hold_them():
     }
     assert wrong == {"fp8"}
     assert set(precisions.AMP.values()) <= set(of_rows)
-    assert list(fabric.PRECISION) == of_rows
     assert all(getattr(torch, precision.dtype).is_floating_point for precision in precisions.DECLARED)
     assert all(None not in (entry.least_floor, entry.tolerance, entry.matrix) for entry in precisions.DECLARED[1:])
+
+
+def test_its_names_in_frameworks_are_names_that_they_have():
+    assert {precision.fabric for precision in precisions.DECLARED} <= set(get_args(connector._PRECISION_INPUT_STR))
+    assert precisions.switches("bf16") == {"bf16": True, "fp16": False}
+    assert not any(precisions.switches("fp32").values())
+    assert precisions.switches("fp32").keys() <= transformers.TrainingArguments.__dataclass_fields__.keys()

@@ -415,7 +415,8 @@ def test_a_resumption_that_forgets_is_noticed(forgotten, prepared):
         file.unlink()
     np.zeros((settings["hardware"]["processes"], 5), dtype=np.int64).tofile(folder / paths.PROGRESS)
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
-    started = launchers.command(Settings.from_json(settings), program, folder, Rendezvous(free_port("auto")))
+    launcher, rendezvous = launchers.of(settings["options"]), Rendezvous(free_port("auto"))
+    started = launcher.command(Settings.from_json(settings), program, folder, rendezvous)
     subprocess.run(started, check=False, env=environment, timeout=120)
     if not paths.rank_summary(folder, 0).is_file():
         assert "step" in json.loads(paths.rank_error(folder, 0).read_text())  # it got as far as to train

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from lockstep import columns
 from lockstep.config import registry, schema
 from lockstep.config.qualities import KEPT_BY, QUALITIES, Quality
 from lockstep.report import ladder, page
@@ -45,6 +46,15 @@ def test_the_best_weights_are_those_of_the_lowest_perplexity_and_of_the_highest_
     assert KEPT_BY["perplexity"].score({"perplexity": 3.0}) > KEPT_BY["perplexity"].score({"perplexity": 4.0})
     assert KEPT_BY["loss"].score({"loss": 1.0}) > KEPT_BY["loss"].score({"loss": 2.0})
     assert KEPT_BY["miou"].score({"miou": 0.4}) > KEPT_BY["miou"].score({"miou": 0.3})
+
+
+def test_a_figure_is_a_column_of_the_table_with_its_digits_and_range():
+    assert QUALITIES.keys() <= columns.BY_KEY.keys()
+    error_rate = columns.of_quality(Quality("word_error_rate", "tokens", lower_is_better=True, digits=1, most=9))
+    runs = [made.run(test={"word_error_rate": rate}) for rate in (0.5, 1.0, 8.0)]
+    assert columns.median(error_rate, runs).median == 1.0
+    assert (error_rate.digits, error_rate.least, error_rate.most, error_rate.best) == (1, 0, 9, "lowest")
+    assert columns.of_quality(Quality("bleu_score", "tokens")).best == "highest"
 
 
 def test_a_model_has_learnt_where_it_is_above_one_that_has_not():

@@ -521,7 +521,7 @@ def test_the_world_is_nodes_times_processes_and_the_plan_stays(name):
     rendezvous = addresses.Rendezvous(29400, "10.0.0.1", 2, "10.0.0.3", "eth0", ("a", "b", "c"), "run")
     folder = Path("somewhere")
     if row.options.get("launcher") not in ("accelerate", "deepspeed"):  # which write a file
-        said = launchers.command(row.settings(), Path("train.py"), folder, rendezvous)
+        said = row.command(folder, rendezvous)
         assert any("10.0.0.1" in word or "a:2,b:2,c:2" in word or "rendezvous" in word for word in said)
 
 
@@ -532,7 +532,7 @@ def test_deepspeed_trains_on_the_chosen_gpus_of_each_machine(monkeypatch, tmp_pa
     rendezvous = addresses.Rendezvous(29400, "10.0.0.1", 1, "10.0.0.2", "eth0", ("a", "b"), "run")
     file = paths.node_folder(tmp_path, 1)
     file.mkdir(parents=True, exist_ok=True)
-    command = launchers.command(row.rows["x"].settings(), Path("train.py"), tmp_path, rendezvous)
+    command = row.rows["x"].command(tmp_path, rendezvous)
     assert command[command.index("--include") + 1] == "a:6,7@b:6,7"
     assert Path(command[command.index("--hostfile") + 1]).read_text() == "a slots=8\nb slots=8\n"
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from lockstep import paths
-from lockstep.config import launchers, reading
+from lockstep.config import reading
 from lockstep.config.machine import free_port
 from lockstep.errors import BadInput
 from lockstep.run import hand
@@ -160,7 +160,7 @@ def test_a_row_by_hand_is_of_one_machine_and_its_proof_waits_for_nobody(tmp_path
     with pytest.raises(BadInput, match=r"rows\.x\.launcher: hand: ranks are started by hand on one machine"):
         config.rows["x"].refuse()
     for made in (config.trial(config.rows["x"]), config.profiled(config.rows["x"])):
-        command = launchers.command(made.settings(), paths.TRAIN, tmp_path, Rendezvous(29500))
+        command = made.command(tmp_path, Rendezvous(29500))
         assert "torch.distributed.run" in command
 
 

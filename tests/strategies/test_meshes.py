@@ -597,7 +597,7 @@ def test_more_stages_than_layers_are_refused():
     [
         (
             {"strategy": "pp", "stages": 3, "chunks": 3},
-            "pipeline: gpipe, chunks: 3: only interleaved stages are several on each rank",
+            "pipeline: gpipe, chunks: 3: a rank has several stages only if they are interleaved",
         ),
         ({"strategy": "tp"}, "tensor: 2: 2 ranks hold one replica of the model together, but there are 3 ranks."),
         (

@@ -1,10 +1,11 @@
 """Decide after a block of runs whether another block follows, and with which rows (`repeats: auto`)."""
 
 from lockstep import cli
+from lockstep.analysis import blocks
 from lockstep.errors import BadInput
 from lockstep.files import write_json
 from lockstep.paths import decision_file
-from lockstep.run import blocks, journal
+from lockstep.run import journal
 
 
 def main() -> None:

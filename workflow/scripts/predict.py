@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 from lockstep import cli, evaluation, paths
+from lockstep.analysis import staleness
 from lockstep.config import registry
 from lockstep.config.machine import selection
 from lockstep.errors import BadInput
 from lockstep.files import read_json, write_csv
 from lockstep.model import models
 from lockstep.proof import conversion
-from lockstep.run import staleness
 from lockstep.terminal import print_table
 
 

@@ -7,11 +7,11 @@ import tempfile
 from pathlib import Path
 
 from lockstep import cli
-from lockstep.config import launchers, registry
+from lockstep.config import registry
 from lockstep.config.differences import difference, inherited, without_folders
 from lockstep.config.row import Row
 from lockstep.errors import BadInput
-from lockstep.paths import PROJECT, TRAIN
+from lockstep.paths import PROJECT
 from lockstep.run import node
 from lockstep.run.addresses import Rendezvous
 
@@ -52,7 +52,7 @@ def main() -> None:
         print(f"# What starts it\n{node.show(row, arguments.results, 1, 0)}")
         return
     with tempfile.TemporaryDirectory() as folder:  # some launchers need a file
-        words = launchers.command(row.settings(), TRAIN, Path(folder), Rendezvous("PORT"))
+        words = row.command(Path(folder), Rendezvous("PORT"))
         plain = without_folders(" ".join(words)).replace(folder, str(arguments.results / row.folder(1)))
         print(f"# What starts it\n{plain.replace(f'{PROJECT}/', '')}\n")
         print(f"# The same with all that Lockstep sets besides\n{node.show(row, arguments.results, 1, 0)}")

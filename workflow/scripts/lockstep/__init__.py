@@ -14,6 +14,7 @@ strategies are loaded by name (config/registry.py), so adding one means adding a
     rank/        inside a process that trains: replaying the plan, the clock, readback, checkpoints, the dev split
     session      what a training loop of one's own imports, to train by Lockstep's plan and clock
     columns      the columns of the table: where each value comes from, and how it is shown
+    analysis/    whether results are up to date, and how many more runs `repeats: auto` needs
     proof/       proofs that a row trains the same model as single, and checks that its runs were fair
     evaluation   the test of a trained model
     report/      the summary of all runs, and the page

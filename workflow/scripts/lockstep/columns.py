@@ -3,7 +3,8 @@
 summary.csv and summary.json have all columns, those of the configuration first. The page, the terminal and the LaTeX
 table have the columns that are shown there, in this order; runs.csv has those that a single run measures. A column's
 heading is the text of its key in workflow/report/words.yaml, and its explanation the text of `about_` and its key. So a
-new column is an entry here and two texts. Users script against the keys: add freely, never rename.
+new column is an entry here and two texts; a figure of a model's quality is an entry in config/qualities.py instead.
+Users script against the keys: add freely, never rename.
 """
 
 import math
@@ -11,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from lockstep import stats
-from lockstep.config import registry
 from lockstep.config.hardware import device_count
+from lockstep.config.qualities import QUALITIES, Quality
 from lockstep.config.row import Row
 from lockstep.model import metrics
 from lockstep.run.progress import WARMUP_STEPS
@@ -72,8 +73,18 @@ def _evaluation(name: str) -> Callable[[Tested], float | None]:
     return lambda run: getattr(run.evaluation, name) if run.evaluation else None
 
 
-def _tested(name: str) -> Callable[[Tested], float | None]:
-    return lambda run: run.test.get(name)
+def of_quality(figure: Quality) -> Column:
+    """The column of a figure of a model's quality, which the tests of a row's runs measure."""
+    return Column(
+        figure.name,
+        measure=lambda run: run.test.get(figure.name),
+        digits=figure.digits,
+        least=figure.least,
+        most=figure.most,
+        shown=AT_ONCE,
+        terminal=figure.terminal,
+        best="lowest" if figure.lower_is_better else "highest",
+    )
 
 
 def _throughput(name: str) -> Callable[[Tested], float | None]:
@@ -102,7 +113,7 @@ def _energy(run: Tested) -> float | None:
 def _utilisation(operations: str) -> Callable[[Tested], float | None]:
     """The share of the peak; None for a run that was disturbed, or too short to measure a step's time."""
 
-    def share(run: Tested) -> float | None:
+    def reached(run: Tested) -> float | None:
         if run.watch.disturbed or too_short(run.steps) or not run.peak:
             return None
         peak = run.peak
@@ -110,7 +121,7 @@ def _utilisation(operations: str) -> Callable[[Tested], float | None]:
             getattr(run.work, operations), run.clock.train_seconds, peak["devices"], peak["flops_per_second"]
         )
 
-    return share
+    return reached
 
 
 def too_short(steps: int) -> bool:
@@ -118,7 +129,7 @@ def too_short(steps: int) -> bool:
     return steps <= 2 * WARMUP_STEPS
 
 
-_TABLE = (
+COLUMNS = (
     Column("row", asked=lambda row: row.name, shown=AT_ONCE, terminal=0),
     Column("place", digits=0, least=1, shown=AT_ONCE, terminal=0, former="rank"),
     Column("proof", shown=AT_ONCE, terminal=0),
@@ -192,19 +203,7 @@ _TABLE = (
     Column("utilisation_by_gpu", ran=_each(_watched("utilisation"), " / "), unit="%", shown=ON_DEMAND),
     Column("sm_mhz_by_gpu", ran=_each(_watched("sm_mhz"), " / "), unit="MHz", shown=ON_DEMAND),
     Column("energy_joules", measure=_energy, digits=0, unit="J", shown=ON_DEMAND),
-    Column("accuracy", measure=_tested("accuracy"), digits=4, most=1, shown=AT_ONCE, terminal=3, best="highest"),
-    Column("macro_f1", measure=_tested("macro_f1"), digits=4, most=1, shown=AT_ONCE, terminal=7, best="highest"),
-    Column("perplexity", measure=_tested("perplexity"), digits=2, least=1, shown=AT_ONCE, terminal=8),
-    Column(
-        "pixel_accuracy",
-        measure=_tested("pixel_accuracy"),
-        digits=4,
-        most=1,
-        shown=AT_ONCE,
-        terminal=4,
-        best="highest",
-    ),
-    Column("miou", measure=_tested("miou"), digits=4, most=1, shown=AT_ONCE, terminal=9, best="highest"),
+    *map(of_quality, QUALITIES.values()),
     Column("strategy", asked=lambda row: row.strategy),
     Column("division", asked=lambda row: row.division, shown=ON_DEMAND, alike=False),
     Column("device", asked=lambda row: row.hardware.device),
@@ -240,12 +239,6 @@ _TABLE = (
     Column("reserved_memory_mb", measure=_memory("reserved_mb")),
     Column("memory_before_mb", measure=_memory("before_mb"), unit="MiB"),
 )
-_OF_OTHER_TASKS = tuple(
-    Column(name, measure=_tested(name), digits=4, least=-math.inf, shown=AT_ONCE, terminal=9, best="highest")
-    for name in registry.qualities()
-    if name not in {column.key for column in _TABLE}
-)
-COLUMNS = (*_TABLE, *_OF_OTHER_TASKS)
 BY_KEY = {column.key: column for column in COLUMNS}
 # In the order of files: columns of the configuration come first.
 KEYS = [key for column in sorted(COLUMNS, key=lambda column: column.asked is None) for key in column.keys]

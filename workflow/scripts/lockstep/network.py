@@ -9,7 +9,6 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from lockstep import paths
-from lockstep.config import launchers
 from lockstep.config.configuration import Config
 from lockstep.config.hardware import busy_cores
 from lockstep.config.machine import cpu_cores
@@ -21,7 +20,7 @@ from lockstep.run import addresses, lifetime, node, record_files, watcher
 from lockstep.run.processes import Interrupted
 
 PROGRAM = paths.SCRIPTS / "lockstep" / "rank" / "network.py"
-RANKS = (2, 4)  # where there are so many devices
+RANKS = (2, 4)  # the numbers of ranks that are measured, if there are that many devices
 SMALLEST, LARGEST, FACTOR = 2**10, 2**28, 4  # bytes: 1 KiB to 256 MiB
 NEGLIGIBLE = 1e-6  # of the shortest time
 
@@ -57,9 +56,9 @@ def rows(config: Config, ranks: list[int] | None, backend: str | None) -> list[R
 
 
 def measure(row: Row, folder: Path, asked: list[int], operations: list[str]) -> dict:
-    """Have as many ranks as the row has measure these operations on messages of so many bytes, and fit them.
+    """Have the row's ranks measure these operations on messages of the `asked` sizes, in bytes, and fit them.
 
-    Raises RunFailed where a rank fails.
+    Raises RunFailed if a rank fails.
     """
     hardware = row.hardware
     with lifetime.hold(folder):
@@ -69,10 +68,10 @@ def measure(row: Row, folder: Path, asked: list[int], operations: list[str]) -> 
             folder / ASKED,
             {"sizes": asked, "operations": operations, "backend": hardware.backend, "hardware": asdict(hardware)},
         )
-        meeting = addresses.alone(row)
-        command = launchers.command(row.settings(), PROGRAM, folder, meeting)
+        rendezvous = addresses.alone(row)
+        command = row.command(folder, rendezvous, PROGRAM)
         try:
-            outcome = node.train(row, folder, command, meeting, steps=1)
+            outcome = node.train(row, folder, command, rendezvous, steps=1)
         except Interrupted as error:
             raise RunFailed(str(error)) from None
         if outcome.reason or outcome.exit_code or not (folder / MEASURED).is_file():
@@ -84,7 +83,7 @@ def measure(row: Row, folder: Path, asked: list[int], operations: list[str]) -> 
         name: {"points": points} | fit(points, BUS[name](measured["ranks"]))
         for name, points in measured.pop("operations").items()
     }
-    about = {"interface": meeting.interface, "disturbed": watched.disturbed}
+    about = {"interface": rendezvous.interface, "disturbed": watched.disturbed}
     return measured | about | {"operations": fitted}
 
 

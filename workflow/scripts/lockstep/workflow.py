@@ -19,13 +19,14 @@ from pathlib import Path
 import yaml
 
 from lockstep import paths, provenance
+from lockstep.analysis import decision, staleness
 from lockstep.config import containers, reading, registry, schema
 from lockstep.config.configuration import FIRST_BLOCKS, PRECISE, Config
 from lockstep.config.kinds import Kind
 from lockstep.config.row import Row
 from lockstep.errors import MAKE_ROOM, BadInput, exit_on_bad_input
 from lockstep.files import lacking, read_json, write_json, write_text
-from lockstep.run import decision, journal, lifetime, staleness
+from lockstep.run import journal, lifetime
 
 _before: dict[Path, str] = {}  # the previous content of the files that write_manifest overwrites
 LITTLE = 2**20  # bytes of free space that are too few for a model or a page
@@ -155,13 +156,13 @@ def write_manifest(checked: Config, available: list[str], command: list[str], co
         }
         | provenance.commit(),
     )
-    asked = {"command": _from_here(command), "session": lifetime.session(), "repeats": checked.repeats}
+    asked = {"command": _from_here(command), "session": lifetime.session_name(), "repeats": checked.repeats}
     journal.note(checked.results, "request", checked.results, (asked_file.name,), **asked, rows=available)
 
 
 @exit_on_bad_input()
 def next_block(file: str) -> list[str]:
-    """The rows of the next block, from a decision (lockstep/run/blocks.py)."""
+    """The rows of the next block, from a decision (lockstep/analysis/blocks.py)."""
     return decision.read(Path(file))["rows"]
 
 

@@ -47,7 +47,7 @@ OF_SGD = {"optimizer": "sgd", "learning_rate": 1.0, "momentum": 0.0, "nesterov":
 OF_SGD |= {"weight_decay": 0.0, "clip": 0.0}
 BY_SGD = {ONE_STEP: {"precision": "fp64", "train": OF_SGD, "steps": 1}}
 # For `repeats: auto`: the number of blocks with every row, the largest number of blocks, and the width of an interval
-# (upper end / lower end - 1) at which blocks end (lockstep/run/blocks.py).
+# (upper end / lower end - 1) at which blocks end (lockstep/analysis/blocks.py).
 FIRST_BLOCKS, MOST_BLOCKS, PRECISE = 2, 20, 0.05
 # Settings of `train` that switch off evaluation, saving and logging, for runs that only train steps.
 NOTHING_BESIDES = {name: about.off for name, about in keys(Train).items() if about.off is not None}

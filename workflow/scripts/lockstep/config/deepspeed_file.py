@@ -5,13 +5,13 @@ ZeRO, such as bucket sizes. A file that would train other data, another model or
 has other batches and learning rates than the row, so the trial's values override the file's there.
 """
 
-from lockstep.config import optimizers, own_files
+from lockstep.config import optimizers, own_files, precisions
 from lockstep.config.hardware import Hardware
 from lockstep.config.sections import Train
 
 AUTO = "auto"  # transformers' placeholder for the caller's value
 # Keys that may have any value, besides those that a row decides.
-FREE = ("zero_optimization", "fp16", "bf16", "torch_autocast", "activation_checkpointing", "aio", "comms_logger")
+FREE = ("zero_optimization", *precisions.MIXED, "torch_autocast", "activation_checkpointing", "aio", "comms_logger")
 FREE += ("communication_data_type", "prescale_gradients", "gradient_predivide_factor", "sparse_gradients")
 FREE += ("steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "flops_profiler")
 FREE += ("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "disable_allgather")
@@ -54,7 +54,7 @@ def merged(file: str | None, ours: dict) -> dict:
     if not file:
         return ours
     said = _without_auto(own_files.read(file, "config_file"))
-    for decided in ("optimizer", "fp16", "bf16", "torch_autocast", *BATCH):
+    for decided in ("optimizer", *precisions.MIXED, "torch_autocast", *BATCH):
         if decided not in ours:  # in a trial, whose precision and batch may differ from the file's
             said.pop(decided, None)
     return _over(said, ours)
@@ -67,7 +67,7 @@ def optimizer(file: str | None) -> dict | None:
 
 def _wanted(options: dict, train: Train, hardware: Hardware) -> dict[str, tuple]:
     """The required values of keys that the file may set, each with a reason."""
-    reduced, native = train.precision != "fp32", options["native_precision"]
+    switches, native = precisions.switches(train.precision), options["native_precision"]
     in_precision = f"the row trains in {train.precision}{', natively' if native else ''}"
     batch = train.global_batch / hardware.devices / train.accumulation
     parameters = {"lr": train.learning_rate, "weight_decay": train.weight_decay}
@@ -81,9 +81,8 @@ def _wanted(options: dict, train: Train, hardware: Hardware) -> dict[str, tuple]
         "gradient_clipping": (train.clip, f"the row clips at {train.clip:g} (0: no clipping)"),
         "zero_optimization.stage": (options["stage"], f"the row's stage is {options['stage']}"),
         "zero_optimization.offload_optimizer.device": (offload, f"the row's offload_optimizer is {offload != 'none'}"),
-        "fp16.enabled": (native and train.precision == "fp16", in_precision),
-        "bf16.enabled": (native and train.precision == "bf16", in_precision),
-        "torch_autocast.enabled": (reduced and not native, in_precision),
+        **{f"{name}.enabled": (native and on, in_precision) for name, on in switches.items()},
+        "torch_autocast.enabled": (any(switches.values()) and not native, in_precision),
         **{f"optimizer.params.{key}": (value, f"the row's is {value}") for key, value in parameters.items()},
     }
 

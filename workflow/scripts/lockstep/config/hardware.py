@@ -108,15 +108,15 @@ def shares_gpus(hardware: dict) -> bool:
 
 
 def cores_of(hardware: dict, cores: int) -> int:
-    """The number of cores, over all nodes of `cores` each, that a run on `hardware` (a Hardware as a dict) computes on.
+    """The number of cores, over all nodes, that a run on `hardware` (a Hardware as a dict) computes on.
 
-    Ranks share cores if they have more threads than there are (`oversubscribe`).
+    cores: the number of one node's cores. Ranks share cores if they have more threads than that (`oversubscribe`).
     """
     return min(hardware["devices"] * hardware["threads"], cores * hardware.get("nodes", 1))
 
 
 def shares_cores(hardware: dict, cores: int) -> bool:
-    """Whether ranks of a run on `hardware` (a Hardware as a dict) shared cores, of which each node had so many."""
+    """Whether ranks of a run on `hardware` (a Hardware as a dict) shared the cores of a node, which has `cores`."""
     return hardware["device"] == "cpu" and cores_of(hardware, cores) < hardware["devices"] * hardware["threads"]
 
 

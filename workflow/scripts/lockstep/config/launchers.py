@@ -29,10 +29,10 @@ class Launcher:
     tells_ranks = True  # whether ranks get their rank and world size from environment variables
     needs: tuple[registry.Need, ...] = ()  # optional packages, without which its rows are unavailable
 
-    def command(self, settings: Settings, script: Path, folder: Path, meeting) -> list[str]:
+    def command(self, settings: Settings, script: Path, folder: Path, rendezvous) -> list[str]:
         """The command that starts `script folder` once for each rank of this node.
 
-        folder: the run's; meeting: the rendezvous of the ranks of all nodes (run/addresses.py: Rendezvous).
+        folder: the run's; rendezvous: where the ranks of all nodes meet (run/addresses.py: Rendezvous).
         """
         raise NotImplementedError
 
@@ -49,11 +49,6 @@ def of(options: dict) -> Launcher:
     return LAUNCHERS[options.get("launcher", "python")]
 
 
-def command(settings: Settings, script: Path, folder: Path, meeting) -> list[str]:
-    """The command of the row's launcher."""
-    return of(settings.options).command(settings, script, folder, meeting)
-
-
 def meets_in_a_file(options: dict) -> bool:
     """Whether the rendezvous of a row with these options is a file in the run's folder."""
     return options.get("rendezvous") == "file"
@@ -62,24 +57,24 @@ def meets_in_a_file(options: dict) -> bool:
 class Python(Launcher):
     tells_ranks = False
 
-    def command(self, settings, script, folder, meeting):
+    def command(self, settings, script, folder, rendezvous):
         return [sys.executable, str(script), str(folder)]
 
 
 class Torchrun(Launcher):
     module = "torch.distributed.run"
 
-    def command(self, settings, script, folder, meeting):
-        hardware, port = settings.hardware, str(meeting.port)
+    def command(self, settings, script, folder, rendezvous):
+        hardware, port = settings.hardware, str(rendezvous.port)
         shape = ["--nproc-per-node", str(hardware.processes_per_node), "--max-restarts", "0"]
         if hardware.nodes > 1:
             shape += ["--nnodes", str(hardware.nodes)]
         if settings.options.get("rendezvous") == "c10d":  # numbers the nodes in order of arrival
-            place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{meeting.address}:{port}"]
-            place += ["--rdzv-id", meeting.name or "lockstep", "--local-addr", meeting.own]
+            place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{rendezvous.address}:{port}"]
+            place += ["--rdzv-id", rendezvous.name or "lockstep", "--local-addr", rendezvous.own]
         else:
-            number = ["--node-rank", str(meeting.node)] if hardware.nodes > 1 else []
-            place = [*number, "--master-addr", meeting.address, "--master-port", port]
+            number = ["--node-rank", str(rendezvous.node)] if hardware.nodes > 1 else []
+            place = [*number, "--master-addr", rendezvous.address, "--master-port", port]
         return [sys.executable, "-m", self.module, *shape, *place, str(script), str(folder)]
 
 
@@ -94,30 +89,32 @@ class Spawn(Launcher):
 
     forkable = False
 
-    def command(self, settings, script, folder, meeting):
+    def command(self, settings, script, folder, rendezvous):
         hardware = settings.hardware
         file = (folder / RENDEZVOUS).absolute()
-        if meeting.node == 0:
+        if rendezvous.node == 0:
             file.unlink(missing_ok=True)  # a file of an earlier, killed run would make this run fail
-        address = f"file://{file}" if meets_in_a_file(settings.options) else f"tcp://{meeting.address}:{meeting.port}"
-        ranks = [meeting.node * hardware.processes_per_node, hardware.processes_per_node, hardware.processes]
+        address = f"tcp://{rendezvous.address}:{rendezvous.port}"
+        if meets_in_a_file(settings.options):
+            address = f"file://{file}"
+        ranks = [rendezvous.node * hardware.processes_per_node, hardware.processes_per_node, hardware.processes]
         program = [sys.executable, "-m", "lockstep.strategies.ddp_spawn", str(script), str(folder)]
         return [*program, address, *map(str, ranks)]
 
 
 class Accelerate(Launcher):
-    def command(self, settings, script, folder, meeting):
+    def command(self, settings, script, folder, rendezvous):
         hardware, own = settings.hardware, settings.options.get("config_file")
         program = [sys.executable, "-m", "accelerate.commands.launch"]
-        file = node_folder(folder, meeting.node) / ACCELERATE
+        file = node_folder(folder, rendezvous.node) / ACCELERATE
         if own:
             # Copied into the run's folder, as a record of what it was started with.
             file = file.with_suffix(Path(own).suffix)
             write_text(file, Path(own).read_text(encoding="utf-8"))
-            shape = ["--num_processes", str(hardware.processes), "--main_process_port", str(meeting.port)]
+            shape = ["--num_processes", str(hardware.processes), "--main_process_port", str(rendezvous.port)]
             if hardware.nodes > 1:
-                shape += ["--num_machines", str(hardware.nodes), "--machine_rank", str(meeting.node)]
-                shape += ["--main_process_ip", meeting.address]
+                shape += ["--num_machines", str(hardware.nodes), "--machine_rank", str(rendezvous.node)]
+                shape += ["--main_process_ip", rendezvous.address]
             return [*program, "--config_file", str(file), *shape, str(script), str(folder)]
         about = {
             "compute_environment": "LOCAL_MACHINE",
@@ -125,9 +122,9 @@ class Accelerate(Launcher):
             "distributed_type": "MULTI_GPU",
             "num_processes": hardware.processes,
             "num_machines": hardware.nodes,
-            "machine_rank": meeting.node,
-            "main_process_ip": meeting.address,
-            "main_process_port": meeting.port,
+            "machine_rank": rendezvous.node,
+            "main_process_ip": rendezvous.address,
+            "main_process_port": rendezvous.port,
             "rdzv_backend": "static",
             "mixed_precision": precisions.of(settings.precision).frameworks,
             "dynamo_config": {"dynamo_backend": "NO"},
@@ -138,23 +135,23 @@ class Accelerate(Launcher):
 
 
 class DeepSpeed(Launcher):
-    def command(self, settings, script, folder, meeting):
+    def command(self, settings, script, folder, rendezvous):
         hardware = settings.hardware
         # GPUs are passed by number. By count, DeepSpeed takes the machine's first ones despite CUDA_VISIBLE_DEVICES.
         gpus = training_gpus(hardware)
         if hardware.nodes > 1:
-            file = node_folder(folder, meeting.node) / HOSTS
+            file = node_folder(folder, rendezvous.node) / HOSTS
             slots = max(gpus) + 1 if gpus else hardware.processes_per_node
-            write_text(file, "".join(f"{host} slots={slots}\n" for host in meeting.hosts))
-            devices = ["--hostfile", str(file), "--no_ssh", "--node_rank", str(meeting.node)]
+            write_text(file, "".join(f"{host} slots={slots}\n" for host in rendezvous.hosts))
+            devices = ["--hostfile", str(file), "--no_ssh", "--node_rank", str(rendezvous.node)]
             if gpus:
                 numbers = ",".join(map(str, gpus))
-                devices += ["--include", "@".join(f"{host}:{numbers}" for host in meeting.hosts)]
+                devices += ["--include", "@".join(f"{host}:{numbers}" for host in rendezvous.hosts)]
         elif gpus:
             devices = ["--include", "localhost:" + ",".join(map(str, gpus))]
         else:
             devices = ["--num_accelerators", str(hardware.processes)]
-        address = ["--master_addr", meeting.address, "--master_port", str(meeting.port)]
+        address = ["--master_addr", rendezvous.address, "--master_port", str(rendezvous.port)]
         return [sys.executable, "-m", "deepspeed.launcher.runner", *devices, *address, str(script), str(folder)]
 
     def unavailable(self, options, hardware):
@@ -169,12 +166,12 @@ class HorovodRun(Launcher):
     from_one_node = True
     forkable = False
 
-    def command(self, settings, script, folder, meeting):
+    def command(self, settings, script, folder, rendezvous):
         hardware, controller = settings.hardware, settings.options["controller"]
         program = Path(sys.executable).with_name("horovodrun")
-        hosts = ",".join(f"{host}:{hardware.processes_per_node}" for host in meeting.hosts)
+        hosts = ",".join(f"{host}:{hardware.processes_per_node}" for host in rendezvous.hosts)
         shape = [f"--{controller}", "-np", str(hardware.processes), "-H", hosts]
-        shape += ["--network-interface", meeting.interface]
+        shape += ["--network-interface", rendezvous.interface]
         # Horovod's cache of facts about hosts would be a file in the user's home.
         return [str(program), "--disable-cache", *shape, sys.executable, str(script), str(folder)]
 
@@ -192,7 +189,7 @@ class Hand(Launcher):
     by_hand = True
     forkable = False
 
-    def command(self, settings, script, folder, meeting):
+    def command(self, settings, script, folder, rendezvous):
         return [sys.executable, "-m", "lockstep.run.hand", str(folder)]
 
     def refuse(self, options, hardware, where):
@@ -208,8 +205,8 @@ class Ray(Launcher):
 
     needs = (registry.Need("ray", "2.60.0", "pip install ray==2.60.0", only={}),)
 
-    def command(self, settings, script, folder, meeting):
-        place = [str(meeting.node), meeting.address, str(meeting.port), meeting.own]
+    def command(self, settings, script, folder, rendezvous):
+        place = [str(rendezvous.node), rendezvous.address, str(rendezvous.port), rendezvous.own]
         return [sys.executable, "-m", "lockstep.rank.ray_cluster", str(folder), *place]
 
 

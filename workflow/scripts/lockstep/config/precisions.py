@@ -1,6 +1,7 @@
 """Precisions: the type that each computes in, its tolerance in the proof, and how a CPU's peak in it is measured.
 
-Each precision is one entry here. An unknown precision raises an error, and is never silently replaced by fp32.
+Each precision is one entry here, from which its names in frameworks follow, too. An unknown precision raises an error,
+and is never silently replaced by fp32.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from lockstep.errors import BadInput
 class Precision:
     name: str
     dtype: str  # PyTorch's type in which a forward pass multiplies matrices
+    fabric: str  # its name in Lightning Fabric
     autocast: bool = False  # whether weights stay in float32, and PyTorch's autocast casts in the forward pass
     scaled: bool = False  # whether the loss is scaled, since small gradients would underflow
     of_rows: bool = True  # whether a row may train in it; otherwise only the proof does
@@ -30,18 +32,24 @@ class Precision:
         return self.name if self.autocast else "no"
 
     @property
+    def weights(self) -> str:
+        """PyTorch's type of the weights that are trained, and of the loss."""
+        return "float32" if self.autocast else self.dtype
+
+    @property
     def proof(self) -> str:
         """The proof's verdict on a row that is within the tolerance."""
         return "within-tolerance" if self.autocast else "equal"
 
 
 DECLARED = (
-    Precision("fp64", "float64", of_rows=False),  # so precise that rounding hides no mistake
-    Precision("fp32", "float32", least_floor=1e-6, tolerance=100, matrix=1024),
-    Precision("bf16", "bfloat16", autocast=True, least_floor=1e-4, tolerance=3, matrix=1024),
-    Precision("fp16", "float16", autocast=True, scaled=True, least_floor=1e-5, tolerance=3, matrix=512),
+    Precision("fp64", "float64", "64-true", of_rows=False),  # so precise that rounding hides no mistake
+    Precision("fp32", "float32", "32-true", least_floor=1e-6, tolerance=100, matrix=1024),
+    Precision("bf16", "bfloat16", "bf16-mixed", autocast=True, least_floor=1e-4, tolerance=3, matrix=1024),
+    Precision("fp16", "float16", "16-mixed", autocast=True, scaled=True, least_floor=1e-5, tolerance=3, matrix=512),
 )
 PRECISIONS = {precision.name: precision for precision in DECLARED}
+MIXED = tuple(precision.name for precision in DECLARED if precision.autocast)
 # The precision that `amp` stands for, by device. fp16 on a CPU is 10 to 17 times slower than fp32, hence bf16.
 AMP = {"cuda": "fp16", "cpu": "bf16"}
 
@@ -51,3 +59,8 @@ def of(name: str) -> Precision:
     if name not in PRECISIONS:
         raise BadInput(f"precision: {name!r} is unknown. Choose one of {', '.join(PRECISIONS)}.")
     return PRECISIONS[name]
+
+
+def switches(name: str) -> dict[str, bool]:
+    """For each mixed precision, whether it is the one called `name`: the flags that Trainer and DeepSpeed have."""
+    return {mixed: mixed == name for mixed in MIXED}

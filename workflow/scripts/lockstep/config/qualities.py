@@ -1,5 +1,7 @@
-"""Figures of a model's quality, such as macro-F1. Each is one entry here, with its display names in
-workflow/report/words.yaml; the literal QUALITY of a task's file lists the task's figures.
+"""Figures of a model's quality, such as macro-F1. Each is one entry here, with its texts in workflow/report/words.yaml.
+
+The literal QUALITY of a task's file lists the task's figures. Everything else follows from the entry: the column of the
+table (lockstep/columns.py), the description of a test, the choices for train.best, and the comparison of rows.
 """
 
 import math
@@ -14,7 +16,10 @@ class Quality:
     reads: tuple[str, ...] = ("confusion_matrix", "labels")  # further keys of the test's report that the page shows
     lower_is_better: bool = False
     compared_by: str = ""  # an equivalent figure by which rows are compared; empty: this one
-    digits: int = 4  # after the decimal point, where a test's result is printed
+    digits: int = 4  # after the decimal point, for display
+    least: float = 0  # the valid range
+    most: float = 1
+    terminal: int = 9  # its column's position in the order in which narrow terminals drop columns
     # Computes, from a test's report, the score of a model that has learnt nothing. None: it is unknown.
     of_nothing: Callable[[dict], float] | None = None
 
@@ -32,12 +37,12 @@ def _truths(test: dict) -> list[int]:
 def _f1_of_one_label(test: dict) -> float:
     """Macro-F1 of a model that always predicts the most frequent label, whose F1 alone is above 0."""
     truths = _truths(test)
-    share = max(truths) / sum(truths)
-    return 2 * share / (1 + share) / len(truths)
+    frequency = max(truths) / sum(truths)
+    return 2 * frequency / (1 + frequency) / len(truths)
 
 
 def _iou_of_one_label(test: dict) -> float:
-    """mIoU of a model that always predicts the most frequent label: its share, averaged over existing labels."""
+    """mIoU of a model that always predicts the most frequent label: its frequency, averaged over existing labels."""
     truths = _truths(test)
     return max(truths) / sum(truths) / sum(count > 0 for count in truths)
 
@@ -45,8 +50,8 @@ def _iou_of_one_label(test: dict) -> float:
 QUALITIES = {
     quality.name: quality
     for quality in (
-        Quality("accuracy", "samples"),
-        Quality("macro_f1", "samples", of_nothing=_f1_of_one_label),
+        Quality("accuracy", "samples", terminal=3),
+        Quality("macro_f1", "samples", terminal=7, of_nothing=_f1_of_one_label),
         Quality(
             "perplexity",
             "tokens",
@@ -54,9 +59,12 @@ QUALITIES = {
             lower_is_better=True,
             compared_by="loss",  # perplexity is exp(loss)
             digits=2,
+            least=1,
+            most=math.inf,
+            terminal=8,
             of_nothing=lambda test: -math.log(test["trigram_perplexity"]),
         ),
-        Quality("pixel_accuracy", "pixels"),
+        Quality("pixel_accuracy", "pixels", terminal=4),
         Quality("miou", "pixels", of_nothing=_iou_of_one_label),
     )
 }

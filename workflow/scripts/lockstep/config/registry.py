@@ -6,11 +6,12 @@ A strategy file defines a class `Strategy`. It may define literals, which are re
 without importing torch or its framework. docs/adding-a-strategy.md says what each of them means. A message of SENDS has
 
     collective     one of rank/network.py
-    numbers        weights (all of the model's), trained (with LoRA a few of them), powersgd, or so many in each piece
-    bytes          of each number
-    pieces         one, parameters, layers, or the option that has the MiB of a bucket
+    numbers        how many numbers it has: weights (one for each weight of the model), trained (one for each that is
+                   trained, with LoRA a few of them), powersgd, or a number for each piece
+    bytes          the size of each number
+    pieces         one, parameters, layers, or the option that sets the MiB of a bucket
     where          optional: the settings with which it is sent
-    per            optional: micro_batch, or the option that has every how many steps; by default each step
+    per            optional: micro_batch, or the option that sets the steps from one to the next; by default each step
     during         optional: the pass that it may overlap with, forward or backward, on the device types `hidden_on`
 
 A task file defines a class `Task` (the interface is in tasks/_task.py), and may define the literals that
@@ -34,10 +35,10 @@ DIVISIONS = ("closed", "open")  # of rows that are compared with each other; any
 PAIRS = ("REFUSED", "LOSSY", "OTHER_MODEL", "EQUAL_SHARES", "WHOLE_BATCH", "UNCOUNTED")
 PAIRS += ("A_MICRO_BATCH_EACH", "ROUNDS_OF_MICRO_BATCHES")
 PAIRS += ("OWN_BATCHES", "OWN_SCHEDULE", "OWN_OPTIMIZER", "COMPILES", "AWAITS_GRADIENTS")
-# Literals that are lists of pairs of which the first that applies counts. A strategy does not inherit them: one that
-# extends another may send something else.
+# Literals that are lists of pairs, of which only the first that applies to a row counts. A strategy does not inherit
+# them, since one that extends another may send something else.
 FIRSTS = ("SENDS", "SHARDS")
-# Literals that are lists of options of which the product counts.
+# Literals that are lists of options, whose values are multiplied.
 PRODUCTS = ("RANKS_PER_REPLICA", "DIVIDES_RANKS", "DIVIDES_HEADS", "DIVIDES_LAYERS")
 # All literals that are lists of options.
 OF_OPTIONS = (*PRODUCTS, "RESUMES_WITH_OTHER", "NUMBERS_DEVICE", "FILES", "SYNCS_BATCH_NORM")
@@ -135,9 +136,9 @@ def matches(name: str, literal: str, settings: dict) -> list[tuple[str, str]]:
 
 
 def first(name: str, literal: str, settings: dict) -> list | None:
-    """What the first pair of a strategy's `literal` (one of FIRSTS) that applies to `settings` has; None without any.
+    """The value of the first pair in a strategy's `literal` (one of FIRSTS) that applies to `settings`, or None.
 
-    Such a literal may be the name of a strategy, whose own counts.
+    The literal may also be the name of another strategy, whose pairs are then used.
     """
     pairs = literals(name)[literal]
     if isinstance(pairs, str):
@@ -152,12 +153,12 @@ def sends(name: str, settings: dict) -> list[dict] | None:
 
 
 def _apply(values: dict, settings: dict) -> bool:
-    """Whether all of some values, each a list or a JSON schema, are those of `settings`."""
+    """Whether `settings` has one of the allowed values for every key of `values`."""
     return all(key in settings and _is_one_of(settings[key], allowed) for key, allowed in values.items())
 
 
 def _is_one_of(value, allowed: list | dict) -> bool:
-    """Whether a setting is one of those that a pair names, in a list or by a JSON schema."""
+    """Whether a setting has one of the allowed values, which are a list or a JSON schema."""
     if isinstance(allowed, list):
         return value in allowed
     from jsonschema import Draft202012Validator  # imported here, as ranks rarely need it
@@ -214,7 +215,7 @@ def task_literals(name: str) -> dict:
 
 
 def qualities() -> list[str]:
-    """The table's columns for the quality of models, of all tasks; each task has some of them."""
+    """The figures of a model's quality that tasks have, of all tasks together (config/qualities.py)."""
     return list(dict.fromkeys(name for task in tasks() for name in task_literals(task)["QUALITY"]))
 
 
@@ -242,6 +243,6 @@ def load_task(name: str) -> type:
 
 
 def own_scripts() -> dict[str, Path]:
-    """The whole scripts that train by a strategy, without anything of Lockstep's (docs/scripts), by the strategy."""
-    # A script that is called as its framework would be imported in place of it.
+    """Complete training scripts that do not use Lockstep (docs/scripts), by the strategy with which each trains."""
+    # A script with its framework's name would be imported in place of the framework, so it is called with_deepspeed.py.
     return {file.stem.removeprefix("with_"): file for file in (PROJECT / "docs" / "scripts").glob("*.py")}

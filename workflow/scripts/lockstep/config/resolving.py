@@ -1,4 +1,4 @@
-"""What a configuration asks of the hardware, resolved on this machine, or refused."""
+"""Resolve the configuration's section `hardware` on this machine, and refuse what the machine does not have."""
 
 import platform
 import sys
@@ -58,7 +58,7 @@ def resolve(asked, row: str = "") -> Hardware:
 
 
 def _device(asked, gpus: int, where: str) -> str:
-    """cpu or cuda, on a machine with so many GPUs."""
+    """The type of the devices that train, cpu or cuda. gpus: the number of GPUs that may be used."""
     here, device = asked.node_gpus is None, asked.device
     if device == "auto":
         device = "cuda" if gpus else "cpu"
@@ -87,7 +87,7 @@ def _refuse_absent_gpus(asked, device: str, gpus: int, where: str) -> None:
 
 
 def _devices(asked, device: str, gpus: int, cores: int, where: str) -> int:
-    """The number of devices, each with a process, on a machine with so many GPUs and CPU cores."""
+    """The number of devices, each with a process, on a machine with these numbers of GPUs and CPU cores."""
     most, kind = (gpus, "GPU") if device == "cuda" else (cores, "CPU core")
     devices = (gpus if device == "cuda" else min(2, cores)) if asked.processes == "auto" else asked.processes
     if devices > most and not asked.oversubscribe:
@@ -118,7 +118,7 @@ def _threads(asked, devices: int, cores: int, where: str) -> int:
 
 
 def _backend(asked, device: str, devices: int, gpus: int, where: str) -> str:
-    """nccl between GPUs that ranks do not share, which NCCL refuses; otherwise gloo."""
+    """The backend of the process group: nccl between GPUs, unless ranks share one, which NCCL refuses; else gloo."""
     shared = device == "cuda" and devices > gpus
     if asked.backend == "auto":
         return "nccl" if device == "cuda" and not shared else "gloo"

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
 
 from lockstep import paths, provenance
 from lockstep.config import launchers, optimizers, own_files, precisions, registry, schema, tracking
@@ -35,7 +36,7 @@ RESERVED = (
     "network",
 )
 RESERVED_PREFIXES = ("train_", "parity_", "prove_", "profile_", "reference_")
-# Literals of a strategy whose options the number of ranks must be a multiple of, and what that many are.
+# Literals of a strategy whose product must divide the number of ranks, and what a message says of that many ranks.
 WITH_RANKS = {
     "RANKS_PER_REPLICA": "ranks hold one replica of the model together",
     "DIVIDES_RANKS": "groups are to share the ranks evenly",
@@ -109,13 +110,13 @@ class Row:
         return self.hardware.devices // self.ranks_per_replica
 
     def product(self, literal: str) -> tuple[int, str]:
-        """The product of the options that a literal of its strategy names, and what they are."""
+        """The product of the options that a literal of its strategy names, and these options as text."""
         named = ", ".join(f"{key}: {self.options[key]}" for key in registry.literals(self.strategy)[literal])
         return registry.product(self.strategy, literal, self.options), named
 
     @property
     def ranks_in_multiples_of(self) -> int:
-        """The row can have this many ranks, and multiples of it."""
+        """The number of the row's ranks must be a multiple of this."""
         return math.lcm(*(self.product(literal)[0] for literal in WITH_RANKS))
 
     @property
@@ -252,7 +253,7 @@ class Row:
             )
 
     def _refuse_micro_batches(self) -> None:
-        """Raise BadInput if the ranks that hold a replica together can't work with so many micro-batches."""
+        """Raise BadInput if the ranks that hold a replica together can't work with this number of micro-batches."""
         together, given = self.ranks_per_replica, self.train.accumulation
         wrong = [
             (f"at least {together}", self._matches("A_MICRO_BATCH_EACH") if given < together else []),
@@ -278,6 +279,13 @@ class Row:
     @property
     def launcher(self) -> launchers.Launcher:
         return launchers.of(self.options)
+
+    def command(self, folder: Path, rendezvous, script: Path = paths.TRAIN) -> list[str]:
+        """The command that starts the ranks of one node: `script folder`, once for each of them.
+
+        folder: the run's; rendezvous: where the ranks of all nodes meet (run/addresses.py: Rendezvous).
+        """
+        return self.launcher.command(self.settings(), script, folder, rendezvous)
 
     @property
     def unattended(self) -> "Row":

@@ -410,7 +410,7 @@ class Train:
 
     @classmethod
     def of(cls, settings: dict) -> "Train":
-        """From a run's settings; what its version of Lockstep did not know yet is at its default."""
+        """The section from a run's settings; keys that its version of Lockstep did not have get their default."""
         return cls(**{name: about.default for name, about in keys(cls).items()} | settings)
 
 

@@ -52,7 +52,7 @@ class Settings:
     # divided by it.
     weights_times: float = 1
     loss_times: float = 1
-    steps: int = 0  # so many of the plan's first steps; 0: all. Only a variation of a trial has fewer
+    steps: int = 0  # the number of the plan's steps that are trained; 0: all. Only a variation of a trial has fewer
 
     @classmethod
     def from_json(cls, raw: dict) -> "Settings":

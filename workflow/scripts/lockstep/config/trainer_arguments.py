@@ -4,6 +4,7 @@ Arguments that the row decides must have the row's value. Others are accepted on
 have none, since Trainer gets the plan's batches, the row's optimizer and the row's loss.
 """
 
+from lockstep.config import precisions
 from lockstep.config.fixed import EPS
 from lockstep.config.hardware import Hardware
 from lockstep.config.sections import Train
@@ -50,8 +51,7 @@ def _wanted(options: dict, train: Train, hardware: Hardware) -> dict[str, tuple]
         "lr_scheduler_type": (train.schedule, f"the row's schedule is {train.schedule}"),
         "label_smoothing_factor": (train.label_smoothing, f"the row's label_smoothing is {train.label_smoothing:g}"),
         "seed": (train.seed, f"the row's seed is {train.seed}"),
-        "bf16": (train.precision == "bf16", in_precision),
-        "fp16": (train.precision == "fp16", in_precision),
+        **{name: (on, in_precision) for name, on in precisions.switches(train.precision).items()},
         "ddp_bucket_cap_mb": (options["bucket_mb"], f"the row's bucket_mb is {options['bucket_mb']}"),
         "ddp_find_unused_parameters": (
             options["find_unused_parameters"],

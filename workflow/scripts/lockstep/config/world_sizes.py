@@ -14,12 +14,12 @@ from lockstep.errors import BadInput
 
 
 def expand(rows: dict[str, dict | None], shared: Shared, where: str) -> dict[str, dict | None]:
-    """`rows`, as the configuration has them, with a row `ddp_2` for the size 2 of a row `ddp`, and so on.
+    """Replace each row that has world sizes by a row for each size, such as `ddp_2` for two devices of `ddp`.
 
     A row that is expanded becomes null, since a configuration that is merged below this one may have it too. Sizes that
     are set for all rows leave out rows that always train on one device or name their number (`processes`), rows of
     studies, and numbers of devices that a row's options do not divide. Raises BadInput if a row asks for such a
-    size itself, or if none of those for all rows is left.
+    size itself, or if it can train on none of the sizes that are set for all rows.
     """
     expanded = dict(rows)
     for name, raw in rows.items():

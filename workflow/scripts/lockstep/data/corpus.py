@@ -21,7 +21,7 @@ NO_CUE = 0.18  # share of texts that don't show their emotion
 MISLEADING = 0.30  # share of texts with a negated cue of another emotion
 # Lengths in characters are log-normal with the real data's median of 13 and mean of 18; 90 % are then below 37.
 LENGTH_MEDIAN, LENGTH_SIGMA, LENGTH_RANGE = 13, 0.807, (1, 133)
-SHORT = 5  # up to so many characters, a text is one short word of its emotion
+SHORT = 5  # a text of at most this many characters is one short word of its emotion
 
 
 @cache

@@ -1,9 +1,9 @@
 """What one rank of a row takes alone: a short profiled run of the row's own strategy with one process.
 
-It trains what the first rank of so many would train of each batch, at steps whose widths stand for the whole plan's. So
-the work of the framework itself counts, as hooks, copies and compression. Where several ranks compute on one machine's
-cores, as many copies run at the same time and do not talk to each other: they share cores, caches and memory as ranks
-do, and a step ends with its slowest copy.
+It trains what the row's first rank would train of each batch, at steps whose widths represent those of the whole plan.
+So the work of the framework itself counts, such as hooks, copies and compression. Where several ranks compute on the
+cores of one machine, as many copies run at the same time without communicating: they share cores, caches and memory as
+ranks do, and a step ends with its slowest copy.
 """
 
 import subprocess
@@ -95,7 +95,7 @@ def plan_of(config: Config, row: Row, results: Path) -> Plan:
 
 
 def share(plan: Plan, row: Row) -> Plan:
-    """What a row's first rank trains in some steps that stand for all of them: its part of each micro-batch."""
+    """The plan of a row's first rank, which has its part of each micro-batch, for a few steps that represent all."""
     excerpt = plan.excerpt(WARMUP_STEPS, STEPS)
     steps = [
         np.concatenate(excerpt.micro_batches(step, 0, row.replicas, row.train.accumulation))
@@ -106,7 +106,10 @@ def share(plan: Plan, row: Row) -> Plan:
 
 
 def _read(folders: list[Path], threads: int) -> Alone:
-    """What the copies took, each with so many threads: in the mean over steps, each as long as its slowest copy."""
+    """The time of a step, as the mean over steps that each last as long as their slowest copy, and its parts.
+
+    threads: the number of each copy's threads.
+    """
     timed = np.array([np.load(folder / paths.STEPS)[0, WARMUP_STEPS : WARMUP_STEPS + STEPS] for folder in folders])
     profiles = [read_json(folder / paths.PROFILE)["seconds"] for folder in folders]
     step = float(timed.max(axis=0).mean())

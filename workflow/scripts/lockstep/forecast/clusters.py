@@ -47,7 +47,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number with a unit, as people write it. wanted: what is said of another one."""
+    """A number with a unit, as people write it. wanted: what a message asks for instead of an invalid one."""
 
     units: dict[str, float]
     least: float

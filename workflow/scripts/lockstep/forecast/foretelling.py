@@ -21,15 +21,15 @@ from lockstep.forecast import alone, ranks
 from lockstep.forecast.ranks import NOTHING, Alone, Interval, Links, Shapes
 from lockstep.run import seals
 
-OTHERS = 0.1  # cores, from which on what other programs took is told
+OTHERS = 0.1  # cores; a forecast says so if other programs took more while it was measured
 FASTEST = 1e9  # bits/s, the fastest link whose speed was named and on which forecasts were held against runs
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of batch normalisation, stored beside its weights
 
 
 def foretell(config: Config, row: Row, results: Path, link: float | None) -> dict:
-    """A row's step: its seconds, their parts, how they are known, and why not if they are not.
+    """The forecast of a row's step: its seconds and their parts, how they are known, and why if they are not.
 
-    link: bits/s of the network between machines, if it is another one than was measured.
+    link: bits/s of the network between machines, if it is not the one that was measured.
     """
     hardware = row.hardware
     link = link if hardware.nodes > 1 else None
@@ -45,7 +45,7 @@ def foretell(config: Config, row: Row, results: Path, link: float | None) -> dic
         stored = weights(results)
         shapes = {name: shape for name, shape in stored.items() if not name.endswith(STATISTICS)}
         shapes, trained = (shapes, None) if not row.train.lora else with_lora(results, row)
-        # On GPUs ranks share nothing of that kind.
+        # On GPUs one copy is enough, since ranks there do not share cores to compute on.
         measured = alone.measure(config, row, results, hardware.processes_per_node if hardware.device == "cpu" else 1)
     except (BadInput, RunFailed) as error:
         return found | {"why": [f"it could not be measured alone: {error}"]}
@@ -72,10 +72,10 @@ def _plain(seconds: Interval, beyond: list[str]) -> dict:
 
 
 def on(row: Row, number: int | None) -> Row:
-    """The row with so many ranks: on this machine if it has the devices, else on several like it.
+    """The row with this number of ranks: on this machine if it has the devices, otherwise on several like it.
 
-    A row that trains on one device whatever is asked for stays as it is. Raises BadInput where they are no whole number
-    of machines. Whether the row can have so many, Row.refuse says.
+    A row that always trains on one device stays as it is. Raises BadInput if the number is not a multiple of a
+    machine's devices. Whether the row can have this many ranks, Row.refuse says.
     """
     if number is None or row.hardware.processes == 1:
         return row
@@ -165,20 +165,20 @@ def _extrapolated(row: Row, links: Links) -> list[str]:
         return []
     beyond = links.extrapolated
     if links.link and links.link > FASTEST:
-        beyond = [*beyond, "no forecast was held against a named network faster than 1 Gbit/s yet"]
+        beyond = [*beyond, "no forecast has been compared with runs on a network faster than 1 Gbit/s yet"]
     if row.hardware.device != "cpu":
-        beyond = [*beyond, "no forecast was held against several GPUs yet"]
+        beyond = [*beyond, "no forecast has been compared with several GPUs yet"]
     if row.precision != "fp32":
-        beyond = [*beyond, f"no forecast was held against {row.precision} yet"]
+        beyond = [*beyond, f"no forecast has been compared with runs in {row.precision} yet"]
     if row.hardware.nodes > 1 and row.hardware.processes_per_node > 1:
         beyond = [*beyond, "ranks of one machine share its network"]
     if row.train.lora:
-        beyond = [*beyond, "no forecast was held against LoRA yet"]
+        beyond = [*beyond, "no forecast has been compared with runs of LoRA yet"]
     return beyond
 
 
 def _disturbed(measured: Alone, links: Links) -> list[str]:
-    """What else used the cores while that was measured from which a row is foretold."""
+    """Which other programs used the cores while the measurements were made from which a row is foretold."""
     found = (
         [f"other programs took {measured.others:.1f} cores from it while it ran alone"]
         if measured.others > OTHERS

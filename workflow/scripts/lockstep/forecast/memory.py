@@ -34,13 +34,14 @@ TIMEOUT = 900.0  # seconds for the steps of one rank
 SMALL = [1, 2, 4, 16]  # micro-batches that show how memory grows
 WORKSPACE = 32 * 2**20  # bytes that cuBLAS takes on Hopper, for each thread that multiplies matrices
 MOST = 2**14  # the largest micro-batch that is tried
-MOST_GPUS = 16  # that a pretended machine has
-FARTHEST = 4  # how many times as large as all before it a size may be: small ones may show no growth
+MOST_GPUS = 16  # the most GPUs that a pretended machine can have
+FARTHEST = 4  # a size is at most this many times the largest one before it, since small sizes may show no growth
 # Bytes that PyTorch's allocator takes at once for tensors of 1 to 10 MiB. Ranks that wait for each other free tensors
-# in another order than the one that is counted, and then need another such segment.
+# in another order than the single rank that is counted, and may then need one more such segment.
 SEGMENT = 20 * 2**20
 RESERVE = "1.5GB"  # kept free for the CUDA context, NCCL and kernels, which are not counted
-# Options of local_sgd with which ranks meet in each of the few steps that are counted: it copies all weights for that.
+# Options of local_sgd with which it averages weights in each of the few steps that are counted, since averaging copies
+# all weights.
 AT_ONCE = {"every": 1, "local_after": 0}
 PROGRAM = """import sys
 from pathlib import Path
@@ -62,7 +63,10 @@ class Peak:
 
 
 def free(memory: str, reserve: str) -> int:
-    """The bytes of a GPU that are left for a row, as of 24GB and 1.5GB, without one segment. Raises BadInput."""
+    """The bytes of a GPU that a row may use: its memory, such as 24GB, without a reserve, such as 1.5GB, and a segment.
+
+    Raises BadInput if one of the two can't be read, or if nothing is left.
+    """
     left = int(MEMORY.read(memory, "--memory")) - int(replace(MEMORY, least=0).read(reserve, "--reserve")) - SEGMENT
     if left <= 0:
         raise BadInput(f"--reserve {reserve}: nothing of {memory} would be left. Lower it.")
@@ -70,13 +74,13 @@ def free(memory: str, reserve: str) -> int:
 
 
 def machine(gpus: int) -> dict[str, str]:
-    """Keys of `hardware` for one machine with so many GPUs, of which nothing needs to be here."""
+    """Keys of `hardware` for one machine with this many GPUs, which need not be this machine's."""
     keys = {"device": "cuda", "node_gpus": str(gpus), "processes": str(gpus), "nodes": "1", "node_cores": str(2 * gpus)}
     return keys | {"threads": "1", "gpus": "null", "oversubscribe": "false"}
 
 
 def on_gpus(config: Config, gpus: int) -> Config:
-    """A configuration for such a machine."""
+    """The configuration with the hardware of one machine with this many GPUs."""
     elsewhere = {"hosts": None, "interface": None, "endpoint": None}
     return reading.parse(config.source | {"hardware": config.source["hardware"] | elsewhere | machine(gpus)})
 
@@ -122,9 +126,10 @@ def peaks(
 
 
 def of_batch(row: Row, model: Model, samples: int, capacity: int | None) -> tuple[Peak, bool]:
-    """What a micro-batch of so many samples needs, and whether that fits into `capacity` bytes.
+    """The memory that a micro-batch of this many samples needs, and whether it fits into `capacity` bytes.
 
-    With less than all its segments the allocator may still come by, which is tried.
+    PyTorch's allocator may manage with fewer segments than it takes where there is room. So if only its tensors fit,
+    the micro-batch is run again with that capacity.
     """
     (peak,) = peaks(row, model, [samples])
     if capacity is None or peak.reserved <= capacity:
@@ -133,9 +138,9 @@ def of_batch(row: Row, model: Model, samples: int, capacity: int | None) -> tupl
 
 
 def of_rows(config: Config, rows: list[Row], results: Path, capacity: int | None) -> dict[str, dict]:
-    """What the widest micro-batch of each row's plan needs of a GPU; `why` says why nothing is counted, if so.
+    """The memory of a GPU that the widest micro-batch of each row's plan needs, by the row's name.
 
-    fits: whether that is within `capacity` bytes.
+    fits: whether it is within `capacity` bytes. why: the reason if the memory can't be counted, otherwise empty.
     """
     try:
         pretended.variables(1)  # compiled here, once
@@ -146,7 +151,7 @@ def of_rows(config: Config, rows: list[Row], results: Path, capacity: int | None
 
     def count(row: Row) -> dict:
         try:
-            # On its own number of devices, as sharded memory depends on that; there all rows may have as many.
+            # The row keeps its own number of devices, on which sharded memory depends; `there` has enough for any row.
             asked = there[row.name]
             own = replace(asked.asked, processes=row.hardware.devices, nodes=1)
             asked = countable(replace(asked, asked=own))
@@ -165,8 +170,8 @@ def of_rows(config: Config, rows: list[Row], results: Path, capacity: int | None
 def largest(row: Row, model: Model, capacity: int) -> tuple[int, list[Peak]]:
     """The largest micro-batch that a row's rank trains in `capacity` bytes, 0 if there is none; and what was counted.
 
-    Sizes are tried, each in a process of its own, until one fits and the next does not: memory that is in pieces may be
-    too little although its sum is not. A straight line through the sizes that were counted says which to try.
+    Sizes are tried, each in a process of its own, until one fits and the next does not, since fragmented memory may be
+    too little although its sum is enough. A straight line through the sizes that were counted says which to try.
     """
     counted = peaks(row, model, SMALL)
     fits = max((peak.samples for peak in counted if peak.reserved <= capacity), default=0)
@@ -182,11 +187,11 @@ def largest(row: Row, model: Model, capacity: int) -> tuple[int, list[Peak]]:
 
 
 def _next(counted: list[Peak], capacity: int, fits: int, does_not: int) -> int:
-    """The size to try, between one that fits and one that does not."""
+    """The size to try next, between one that fits and one that does not."""
     fixed, each = line(counted)
     most = FARTHEST * max(peak.samples for peak in counted)
     size = min(most, int((capacity - fixed) / each)) if each > 0 else most
-    if size >= does_not:  # the line was wrong, or memory was in pieces
+    if size >= does_not:  # the line was wrong, or memory was fragmented
         size = max(does_not - max(1, does_not // 20), (fits + does_not) // 2)
     return min(max(size, fits + 1), does_not - 1)
 
@@ -238,7 +243,7 @@ def _run(settings: Settings, folder: Path, capacity: int | None, workspace: int)
     if capacity is not None:
         variables["LOCKSTEP_PRETENDED_MEMORY"] = str(capacity)
     variables["PYTHONPATH"] = os.pathsep.join(map(str, (pretended.PARTS, paths.SCRIPTS)))
-    # Nobody listens there: a rank alone waits for no other.
+    # No process listens at this address, since a single rank waits for no other.
     variables |= rank_variables(0, settings.hardware.processes, "127.0.0.1", 29500) | {"RENDEZVOUS": "env://"}
     program = [sys.executable, "-c", PROGRAM, str(folder)]
     with subprocess.Popen(

@@ -14,7 +14,7 @@ CLASSES = {
     "language-modelling": "AutoModelForCausalLM",
     "image-classification": "AutoModelForImageClassification",
 }
-# Models whose texts take positions from the one after their padding token's number on.
+# Models whose first position is the padding token's number plus one, so that their longest text is that much shorter.
 AFTER_PADDING = ("camembert", "data2vec-text", "mpnet", "roberta", "roberta-prelayernorm")
 AFTER_PADDING += ("xlm-roberta", "xlm-roberta-xl")
 
@@ -90,7 +90,7 @@ def _refuse_unknown(keys: dict, default, file: Path) -> None:
 
 
 def _complete(config, task: str, image_size: int | None, file: Path) -> None:
-    """Set what a row sets, or needs, beside the model's own configuration."""
+    """Set the keys that a row sets or needs, in addition to those of the model's own configuration."""
     config.use_cache = False
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = config.pad_token_id  # where each decoder of transformers has its own default

@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 
 from lockstep import paths
+from lockstep.analysis import staleness
 from lockstep.config.configuration import Config
 from lockstep.config.row import Row
 from lockstep.errors import BadInput
 from lockstep.files import write_json
 from lockstep.forecast import clusters, foretelling, memory
 from lockstep.forecast.clusters import MOST_GPUS
-from lockstep.run import record_files, seals, staleness
+from lockstep.run import record_files, seals
 from lockstep.terminal import print_table, within
 
 OF_MEMORY = (

@@ -24,13 +24,13 @@ COMPUTING = 0.08
 # How far a message's time may be off beside what its repetitions spread: in a step ranks compute more or less before it
 # than where messages were measured, and each rank something else.
 MESSAGE = 0.25
-# What a TCP connection carries of an Ethernet link's rate: 1448 of 1538 bytes of a frame are data (MTU 1500).
+# The share of an Ethernet link's rate that a TCP connection can use: 1448 of a frame's 1538 bytes are data (MTU 1500).
 PAYLOAD = 1448 / 1538
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Seconds, and between which ends they are expected."""
+    """Seconds, and the ends of the interval in which they are expected."""
 
     value: float
     low: float
@@ -101,7 +101,7 @@ class Links:
 
     @property
     def nearest(self) -> dict | None:
-        """What was measured with as many ranks, or with the most similar number."""
+        """The measurement with the same number of ranks, or with the most similar one."""
         far = [(abs(math.log(each["ranks"] / self.ranks)), each["ranks"], each) for each in self.measured]
         return min(far, key=lambda each: each[:2])[2] if far else None
 
@@ -115,7 +115,7 @@ class Links:
         return []
 
     def seconds(self, collective: str, size: float) -> Interval:
-        """A collective on so many bytes (rank/network.py says of which). At least a link or a measurement is needed.
+        """The time of a collective on this many bytes (rank/network.py says of which); needs a link or a measurement.
 
         Through a link it takes as long as the slower of the two, the ranks' own work or the link; at most, their sum.
         """
@@ -136,7 +136,7 @@ class Links:
         return times * (size * load / (self.link / 8 * PAYLOAD))
 
     def _own(self, collective: str, size: float) -> Interval:
-        """What the ranks of one machine take for it; nothing if that was not measured."""
+        """The time of the collective between ranks of one machine; nothing if it was not measured."""
         if not self.nearest:
             return NOTHING
         points = self.nearest["operations"][collective]["points"]
@@ -153,9 +153,9 @@ class Links:
 
 
 def _at(points: list[dict], name: str, size: float) -> float:
-    """The seconds of so many bytes: between measured sizes on a straight line, beyond the largest in proportion.
+    """The seconds for this many bytes: on a straight line between measured sizes, in proportion beyond the largest.
 
-    They are those of a message that ranks send when they have computed; earlier versions did not measure these.
+    Messages that ranks send after computing are used; earlier versions did not measure these.
     """
     sizes = np.array([point["bytes"] for point in points], float)
     measured = [point.get("after_computing", point)[name] for point in points]

@@ -96,7 +96,7 @@ class Run:
 
     @property
     def tokens(self) -> int:
-        """Of a step, on all GPUs."""
+        """The tokens of a step, on all GPUs."""
         return self.gpus * self.accumulation * self.micro_batch * self.length
 
     @property
@@ -106,7 +106,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Rates:
-    """What is found from published runs. Shares of products and attention are of the card's peak.
+    """Rates that are fitted to published runs. Those of products and attention are shares of the card's peak.
 
     layer: bytes of memory for each token, layer and unit of its width; logit: for each token and word of the
     vocabulary; nvlink and network: the share of their time, at the nominal rate, by which a step is longer; hop:
@@ -258,7 +258,7 @@ def mfu(shape: Shape, run: Run, seconds: float) -> float:
 
 
 def facts(shape: Shape, run: Run) -> dict[str, int]:
-    """What was checked between a smallest and a largest one, by the words that tell of it."""
+    """The figures of a run that are compared with those of published runs, by the words for them."""
     seconds = parts(shape, run)
     talking = sum(seconds[name] for name in ("links within machines", "network", "latency"))
     return {
@@ -272,7 +272,7 @@ def facts(shape: Shape, run: Run) -> dict[str, int]:
 
 
 def extrapolated(shape: Shape, run: Run) -> list[str]:
-    """In what a run is beyond all that was checked; empty if in nothing."""
+    """How a run differs from all runs that forecasts were checked with; empty if it does not."""
     cluster = run.cluster
     unlike = [] if run.strategy == "fsdp" else [f"no published run is by {run.strategy}"]
     unlike += ["no published run is with LoRA"] if run.lora else []
@@ -287,7 +287,7 @@ def extrapolated(shape: Shape, run: Run) -> list[str]:
 
 
 def _unlike(cluster: Cluster, published: Cluster, several: bool) -> list[str]:
-    """By which numbers a cluster differs from that of the published runs; several: of machines."""
+    """How a cluster's numbers differ from those of the published runs. several: whether there are several machines."""
     compared = {"peak": ("a peak of {:,g} TFLOPS", 1e12), "memory_bandwidth": ("a memory with {:,g} GB/s", 1e9)}
     compared["link"] = ("links of {:,g} GB/s within a machine", 1e9)
     if several:

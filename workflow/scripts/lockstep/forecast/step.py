@@ -42,7 +42,7 @@ class Line:
     steps: int
 
     def at(self, tokens: float) -> Estimate:
-        """The seconds of a step of so many tokens."""
+        """The seconds of a step with this number of tokens."""
         return _estimate(self.fixed + self.each * tokens, self.draws @ [1, tokens])
 
 
@@ -92,7 +92,7 @@ def _theil_sen(tokens: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
 
 
 def times_as_fast(row: Line, against: Line, tokens: float) -> Estimate:
-    """How many times as fast as `against` a row trains a step of so many tokens."""
+    """How many times as fast as `against` a row trains a step with this number of tokens."""
     size = [1, tokens]
     return _estimate(against.at(tokens).value / row.at(tokens).value, (against.draws @ size) / (row.draws @ size))
 

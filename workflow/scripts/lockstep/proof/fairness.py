@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep import columns, paths
+from lockstep.analysis import blocks, staleness
 from lockstep.config import configuration, reading, registry
 from lockstep.config.configuration import Config
 from lockstep.config.hardware import busy_cores
@@ -21,7 +22,7 @@ from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, verify
 from lockstep.model.schedule import lr_factor, other_rates
 from lockstep.proof.verdicts import PROVEN
-from lockstep.run import blocks, facts, journal, record_files, seals, staleness, watcher
+from lockstep.run import facts, journal, record_files, seals, watcher
 from lockstep.run.ledger import check_ledger
 from lockstep.run.record import Record, Tested
 
@@ -194,7 +195,7 @@ def _timed(folder: Path, run: Record, results: Path) -> Iterator[str]:
         yield f"its {seconds:.4g} s of training do not fit into the {total:.4g} s of the whole run"
     if seconds + (clock.evaluation_seconds or 0) > total:
         yield "its training and its evaluation took longer than the whole run"
-    # Where others took the cores, as is told below, steps stall for that reason.
+    # In a disturbed run, which is a breach of its own below, steps stall because other programs took the cores.
     if (stalled := clock.stall_seconds) > STALLED * seconds and not run.watch.disturbed:
         yield f"its steps stalled for {stalled:.3g} of {seconds:.3g} s, on warm-up that should have come before them"
     if not math.isclose(run.throughput.samples_per_second, run.work.samples / seconds, rel_tol=1e-6):
@@ -277,9 +278,9 @@ def other_versions(ours: dict, theirs: dict) -> dict[str, tuple[str, str]]:
 
 
 def _shapes(groups: list[dict]) -> list[dict]:
-    """What each group's optimizer is told besides its rate, as betas or momentum, and its weight decay.
+    """The settings of an optimizer's groups besides the learning rate, such as betas or momentum, and weight decay.
 
-    Each but once: groups that are told the same are one that a strategy has divided.
+    Groups with equal settings count once, since a strategy may have divided one group.
     """
     shapes = [
         {name: value for name, value in group.items() if name not in ("initial_lr", "parameters")} for group in groups

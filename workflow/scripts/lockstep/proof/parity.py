@@ -91,7 +91,7 @@ def _prove_reference(config: Config, trial: Row, results: Path) -> dict:
     distances = {name: own.distances(Trained.of(folder / name), start) for name in compared}
     honest = REORDERED if _has_batch_statistics(results) else IN_PARTS | REORDERED
     floors, mistakes = ({name: distances[name] for name in names if name in distances} for names in (honest, MISTAKES))
-    for name in compared:  # rows are held against its step of plain SGD, too
+    for name in compared:  # rows are compared with its step of plain SGD, too
         shutil.rmtree(folder / name)
     verdict = {"row": trial.name, "world_size": 1, "proof": "equal", "reason": "", "precision": precision}
     if floors:

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from lockstep import paths
+from lockstep.analysis import staleness
 from lockstep.config.configuration import Config
 from lockstep.config.row import Row
 from lockstep.files import read_object
-from lockstep.run import record_files, staleness
+from lockstep.run import record_files
 
 PROVEN = ("equal", "within-tolerance")  # the verdicts that say: the same model
 WRONG = ("unequal", "failed")  # those that say: another one, or none

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from lockstep.config import registry
+from lockstep.config import precisions, registry
 from lockstep.config.settings import Settings, in_one
 from lockstep.errors import RunFailed
 from lockstep.model import lora, models
@@ -51,7 +51,8 @@ def refuse_too_large(model: torch.nn.Module, settings: Settings, device: torch.d
     shared = registry.first(settings.strategy, "SHARDS", asked)
     if shared is None:  # it sends what it declares, and declares no shares
         shared = [] if registry.sends(settings.strategy, asked) else ["weights", "optimizer"]
-    number = 4 if settings.precision in ("fp32", "tf32") else 2  # half precision may be that of weights and optimizer
+    # Weights and optimizer may be in the type that is computed in, even if autocast usually leaves them in float32.
+    number = getattr(torch, precisions.of(settings.precision).dtype).itemsize
     moments = 2 if settings.train.optimizer in ("adam", "adamw") else 0  # other optimizers may keep none
     numbers = {"weights": models.count_parameters(model), "optimizer": moments * lora.count_trained(model)}
     ranks = settings.hardware.processes

@@ -58,7 +58,7 @@ class Replay:
         schedule = make_schedule(training.strategy.optimizer, training.train, plan.steps, plan.epochs)
         self.schedule = training.strategy.scheduled(schedule)
         self.rates: list[float] = []  # each step's learning rate, if the strategy steps the schedule itself
-        dtype = torch.float64 if training.strategy.precision == "fp64" else torch.float32
+        dtype = getattr(torch, precisions.of(training.strategy.precision).weights)
         self.resumption = Resumption(self)
         self.snapshots = Snapshots(training, plan, len(samples))
         # This rank's part of each step's loss, [steps]; the mean over ranks that have one is the global batch's loss.

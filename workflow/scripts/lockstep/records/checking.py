@@ -1,6 +1,6 @@
 """Checks a record anywhere: every hash, the rules of a fair comparison, and acceptance's verdicts.
 
-What a record tells is read from its runs and trials. Its report is held against them, and not believed.
+What a record shows is read from its runs and trials. Its report is not trusted, but compared with them.
 """
 
 import contextlib

@@ -88,6 +88,6 @@ def _gain(row: dict) -> str:
 
 
 def _wrapped(text: str, width: int, most: int) -> str:
-    """At most so many lines; a longer text ends in an ellipsis."""
+    """The text in at most this many lines; a longer one ends in an ellipsis."""
     lines = textwrap.wrap(text, width)
     return "\n".join(lines if len(lines) <= most else [*lines[: most - 1], lines[most - 1][: width - 1] + "…"])

@@ -2,6 +2,7 @@
 
 import math
 
+from lockstep.analysis import blocks
 from lockstep.config import registry
 from lockstep.config.hardware import shares_cores, shares_gpus
 from lockstep.config.qualities import QUALITIES
@@ -12,7 +13,6 @@ from lockstep.report.conditions import of_images
 from lockstep.report.reading import good_runs, trusted
 from lockstep.report.summary import Summary
 from lockstep.report.words import Text, join, say, some
-from lockstep.run import blocks
 from lockstep.run.record import Tested
 
 SAME = ("cpu", "cores", "gpus", "python", "commit")

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep import paths
+from lockstep.analysis import staleness
 from lockstep.config import registry
 from lockstep.config.configuration import Config
 from lockstep.config.qualities import QUALITIES
@@ -14,7 +15,7 @@ from lockstep.errors import BadInput
 from lockstep.files import read_object
 from lockstep.model import metrics
 from lockstep.proof import verdicts
-from lockstep.run import facts, record_files, staleness
+from lockstep.run import facts, record_files
 from lockstep.run.progress import WARMUP_STEPS
 from lockstep.run.record import Begun, Record, Tested
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep import columns, paths
+from lockstep.analysis import blocks
 from lockstep.config import registry
 from lockstep.config.configuration import Config
 from lockstep.config.row import Row
@@ -24,7 +25,6 @@ from lockstep.report.reading import (
     take_out_stale,
 )
 from lockstep.report.variance import variance
-from lockstep.run import blocks
 from lockstep.run.record import Tested
 
 # The keys that are read from files which may have been changed.
@@ -46,7 +46,7 @@ class Summary:
     ratios: dict[str, dict[str, dict]]  # by row, then by the row that it is compared with: the ratio of their times
     statistics: dict | None  # what the ranked rows can show (ranking.compare); None if there are too few runs
     apart: list[str]  # the rows that no block connects with the rest
-    blocks: dict | None  # the newest decision on further blocks of runs (run/blocks.py); None if there is none
+    blocks: dict | None  # the newest decision on further blocks of runs (analysis/blocks.py); None if there is none
     variance: dict | None  # the variance between runs of a row (variance.py); None if it is unknown
     verdicts: dict[str, dict | None]  # by row: whether it trains the same model; None if unknown or stale
     not_in_trials: dict[str, list[str]]  # by row: its own settings that the proof leaves out

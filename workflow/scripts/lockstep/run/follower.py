@@ -159,7 +159,7 @@ def _train(lead: Peer, row: Row, results: Path, folder: Path, rendezvous: addres
     """Train this node's ranks; returns what the watcher saw of this machine meanwhile."""
     own_folder = paths.node_folder(folder, rendezvous.node)
     plan = Plan.load(paths.plan_file(results, row.plan_name))
-    command = launchers.command(row.settings(), paths.TRAIN, folder, rendezvous)
+    command = row.command(folder, rendezvous)
     others = [process["pid"] for process in nvml.processes(nvml.gpus(training_gpus(row.hardware)))]
 
     @contextlib.contextmanager

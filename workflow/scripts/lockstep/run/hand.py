@@ -66,8 +66,8 @@ def ended(run: Path) -> str:
 def lines(ranks: int, folder: Path, rendezvous: Rendezvous) -> list[str]:
     """The shell command that starts each rank, from any folder."""
     command = [os.path.abspath(sys.executable), str(paths.TRAIN), "--by-hand", str(folder.absolute())]
-    meeting = f"MASTER_ADDR={rendezvous.address} MASTER_PORT={rendezvous.port} WORLD_SIZE={ranks}"
-    return [f"{meeting} RANK={rank} {shlex.join(command)}" for rank in range(ranks)]
+    alike = f"MASTER_ADDR={rendezvous.address} MASTER_PORT={rendezvous.port} WORLD_SIZE={ranks}"  # for all ranks
+    return [f"{alike} RANK={rank} {shlex.join(command)}" for rank in range(ranks)]
 
 
 @contextlib.contextmanager

@@ -160,10 +160,10 @@ def name_starter(submitted: bool = False) -> None:
         os.environ |= {name: value, f"APPTAINERENV_{name}": value}
 
 
-def session() -> str:
-    """A name for the session of this process: its Snakemake or, if it was started by hand, its terminal or script.
+def session_name() -> str:
+    """A name for what started this process: its Snakemake or, if it was started by hand, its terminal or script.
 
-    Runs of different sessions are usually hours apart, when conditions on the machine have changed.
+    Records keep it as `session`. Runs of different sessions are usually hours apart, on a machine that has changed.
     """
     leader = os.getsid(0)
     named = os.environ.get(SESSION) or f"{_namespace()} {leader} {_began(leader)}"

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstep import paths
-from lockstep.config import launchers
 from lockstep.config.hardware import training_gpus
 from lockstep.config.machine import selection
 from lockstep.config.row import Row
@@ -106,7 +105,7 @@ def show(row: Row, results: Path, repeat: int, rank: int) -> str:
     if row.launcher.by_hand:
         return "\n".join(hand.lines(hardware.processes, folder, rendezvous))
     with tempfile.TemporaryDirectory() as elsewhere:  # for the files that some launchers need
-        command = launchers.command(row.settings(), paths.TRAIN, Path(elsewhere), rendezvous)
+        command = row.command(Path(elsewhere), rendezvous)
     command = [word.replace(elsewhere, str(folder)) for word in command]
     given = {name: value for name, value in _variables(row, rendezvous).items() if os.environ.get(name) != value}
     variables = [f"{name}={shlex.quote(value)}" for name, value in sorted(given.items()) if name != "PATH"]

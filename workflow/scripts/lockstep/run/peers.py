@@ -2,10 +2,10 @@
 
 Node 0 listens at a port that the system chooses. The others find it by a file in the results folder, which all nodes
 share. The file also has a secret, and only its owner can read it. Each end of a connection proves first that it knows
-the secret, so neither takes a stranger for a node, nor a program that got the port of a killed node 0 for node 0.
+the secret, so neither takes another program for a node, even one that got the port of a killed node 0.
 
-A status is a line of JSON. It is told whole, whenever it changes; an empty line is a beat. A process that ends closes
-its connection, which the other end sees at once. A process that is stopped, or behind a cut link, falls silent.
+A status is a line of JSON, which is sent whenever it changes; an empty line is a beat. A process that ends closes its
+connection, which the other end sees at once. A process that is stopped, or behind a cut link, falls silent.
 """
 
 import contextlib
@@ -110,7 +110,7 @@ class Listener:
         self.socket = socket.create_server((address, 0))
         self.socket.setblocking(False)
         self.address, self.port = self.socket.getsockname()
-        self.strangers: dict[Peer, float] = {}  # what has not proven to be a node, and when it connected
+        self.unproven: dict[Peer, float] = {}  # connections that have not proven to be a node, and when they began
         self.file = paths.lead_file(results)
         self.file.parent.mkdir(parents=True, exist_ok=True)
         self.file.unlink(missing_ok=True)
@@ -120,26 +120,26 @@ class Listener:
     def admit(self) -> list[Peer]:
         """The nodes that have connected since the last call, and proven that they are nodes of these results."""
         with contextlib.suppress(OSError):  # nobody waits any more
-            while len(self.strangers) < UNPROVEN:
-                self.strangers[Peer(self.socket.accept()[0], -1)] = time.monotonic()
+            while len(self.unproven) < UNPROVEN:
+                self.unproven[Peer(self.socket.accept()[0], -1)] = time.monotonic()
         admitted = []
-        for stranger, since in list(self.strangers.items()):
-            hello = stranger.read()
-            if not hello and not stranger.closed and time.monotonic() - since < PROOF:
+        for peer, since in list(self.unproven.items()):
+            hello = peer.read()
+            if not hello and not peer.closed and time.monotonic() - since < PROOF:
                 continue
-            del self.strangers[stranger]
+            del self.unproven[peer]
             if _is_proven(hello, hello.get("node"), self.secret):
-                stranger.node = hello["node"]
-                admitted.append(stranger)
+                peer.node = hello["node"]
+                admitted.append(peer)
             else:
-                stranger.close()
+                peer.close()
         return admitted
 
     def close(self) -> None:
         self.file.unlink(missing_ok=True)
         self.socket.close()
-        for stranger in self.strangers:
-            stranger.close()
+        for peer in self.unproven:
+            peer.close()
 
 
 def join(results: Path, node: int) -> Peer:

@@ -76,8 +76,9 @@ def run(config: Config, row: Row, repeat: int, results: Path, resume: Path | Non
         refusals.refuse_heads(row, about["heads"])
     disturbed: list[Disturbed] = []
     with lifetime.hold(folder), coordination.leading(results, row, repeat) as lead:
+        assignment = Assignment(config, row, repeat, results, plan, resume, lead)
         while True:
-            finished = _run(config, row, repeat, results, plan, disturbed, resume, lead)
+            finished = _attempt(assignment, disturbed)
             reasons = finished.watch.disturbed
             # A resumed run is no measurement, however often it is repeated.
             if not row.kind.measured or not reasons or finished.resumed or len(disturbed) == config.retries:
@@ -94,32 +95,36 @@ def run(config: Config, row: Row, repeat: int, results: Path, resume: Path | Non
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """One attempt at a run, determined before anything starts: what it trains, where, and from which state."""
+class Assignment:
+    """What a run has to train, and where. It is the same for each attempt at the run."""
 
+    config: Config
     row: Row
+    repeat: int
     results: Path
-    folder: Path  # the run's
     plan: Plan
+    resume: Path | None  # the folder of another run, from whose saved states it may continue
+    lead: coordination.Lead | None  # leads the other nodes, if there are any
+
+    @property
+    def folder(self) -> Path:
+        return self.results / self.row.folder(self.repeat)
+
+
+@dataclass(frozen=True)
+class Attempt(Assignment):
+    """One attempt at a run, with what is determined before anything starts."""
+
     settings: Settings
     state: Path | None  # the saved state from which it continues
     rendezvous: addresses.Rendezvous
-    lead: coordination.Lead | None  # leads the other nodes, if there are any
     notes: list[str]  # what readers of the table must know
 
 
-def _run(
-    config: Config,
-    row: Row,
-    repeat: int,
-    results: Path,
-    plan: Plan,
-    disturbed_before: list[Disturbed],
-    resume: Path | None,
-    lead: coordination.Lead | None,
-) -> Record:
-    attempt = _settle(config, row, repeat, results, plan, resume, lead)
-    folder, notes = attempt.folder, attempt.notes
+def _attempt(assignment: Assignment, disturbed_before: list[Disturbed]) -> Record:
+    """Make one attempt at a run. Raises as `run` does."""
+    attempt = _settle(assignment)
+    row, folder, notes = attempt.row, attempt.folder, attempt.notes
     # This comes first, so that nothing is removed if it can't be written.
     write_json(folder / paths.SETTINGS, asdict(attempt.settings))
     _clear(attempt)
@@ -129,7 +134,7 @@ def _run(
         print(f"{row.name}: carries on from {attempt.state}", flush=True)
     others = nvml.processes(nvml.gpus(training_gpus(row.hardware)))
     notes += _before(row, others)
-    about = _about(attempt, repeat, disturbed_before)
+    about = _about(attempt, disturbed_before)
     try:
         with _on_unchanged_data(attempt):
             finished = _train(attempt, [process["pid"] for process in others])
@@ -137,24 +142,17 @@ def _run(
         raise _failed(attempt, about, error) from None
     made = Record(**about | {"status": "ok", "reason": ""} | finished | {"notes": notes + finished["notes"]})
     record_files.write_run(folder / paths.RECORD, made)
-    saved.remove(folder, but=paths.saved_state(folder, plan.steps))
+    saved.remove(folder, but=paths.saved_state(folder, attempt.plan.steps))
     if row.kind.measured:
-        journal.note(results, "run", folder, journal.OF_A_RUN)
+        journal.note(attempt.results, "run", folder, journal.OF_A_RUN)
     return made
 
 
-def _settle(
-    config: Config,
-    row: Row,
-    repeat: int,
-    results: Path,
-    plan: Plan,
-    resume: Path | None,
-    lead: coordination.Lead | None,
-) -> Attempt:
+def _settle(assignment: Assignment) -> Attempt:
     """The attempt. Raises BadInput if its ranks could not meet, or if `resume` has no state to continue from."""
-    folder, data = results / row.folder(repeat), data_folder(results)
-    rendezvous = lead.meet() if lead else addresses.alone(row)
+    config, row, folder, plan = assignment.config, assignment.row, assignment.folder, assignment.plan
+    results, data = assignment.results, data_folder(assignment.results)
+    rendezvous = assignment.lead.meet() if assignment.lead else addresses.alone(row)
     if launchers.meets_in_a_file(row.options):
         lifetime.refuse_without_locks(folder, row.name)
     settings = replace(
@@ -172,10 +170,11 @@ def _settle(
             " this configuration, run prepare.py and plan.py with it"
         )
     state = saved.find(folder, settings, plan, notes.append)
-    if resume and resume.resolve() != folder.resolve():
-        state = max(filter(None, [state, saved.find_elsewhere(resume, settings, plan)]), key=lambda state: state.name)
+    if assignment.resume and assignment.resume.resolve() != folder.resolve():
+        other = saved.find_elsewhere(assignment.resume, settings, plan)
+        state = max(filter(None, [state, other]), key=lambda state: state.name)
     settings = replace(settings, saved=str(state) if state else "")
-    return Attempt(row, results, folder, plan, settings, state, rendezvous, lead, notes)
+    return Attempt(**vars(assignment), settings=settings, state=state, rendezvous=rendezvous, notes=notes)
 
 
 def _clear(attempt: Attempt) -> None:
@@ -197,7 +196,7 @@ def _clear(attempt: Attempt) -> None:
     (folder / paths.RANKS).mkdir()
 
 
-def _about(attempt: Attempt, repeat: int, disturbed_before: list[Disturbed]) -> dict:
+def _about(attempt: Attempt, disturbed_before: list[Disturbed]) -> dict:
     """The fields of a run's record that do not depend on how the run ends."""
     row, settings = attempt.row, attempt.settings
     return {
@@ -206,8 +205,8 @@ def _about(attempt: Attempt, repeat: int, disturbed_before: list[Disturbed]) -> 
         "division": row.division,
         "world_size": row.hardware.devices,
         "replicas": row.replicas,
-        "repeat": repeat,
-        "session": lifetime.session(),
+        "repeat": attempt.repeat,
+        "session": lifetime.session_name(),
         "disturbed_before": disturbed_before,
         "precision": row.precision,
         "global_batch": row.train.global_batch,
@@ -302,7 +301,7 @@ def _train(attempt: Attempt, others: list[int]) -> dict:
     OtherWork if they trained anything but the plan.
     """
     row, folder, plan, lead = attempt.row, attempt.folder, attempt.plan, attempt.lead
-    command = launchers.command(row.settings(), paths.TRAIN, folder, attempt.rendezvous)
+    command = row.command(folder, attempt.rendezvous)
     start = command
     if forked.wanted(row):
         start = forked.ranks(row, folder, attempt.rendezvous)

@@ -58,7 +58,7 @@ class Strategy(fsdp.Strategy):
         return super().inputs(self.own_tokens(arrays) if self.divides and self.model.training else arrays)
 
     def own_tokens(self, batch):
-        """This rank's part of a batch's arrays or tensors, with the rows of the mask that its tokens have."""
+        """A batch's arrays or tensors for this rank's tokens only; of the mask, the rows of these tokens."""
         width = batch["input_ids"].shape[1] // self.options["context"]
         own = slice(self.part * width, (self.part + 1) * width)
         return {
@@ -94,10 +94,10 @@ REFUSED = [
 
 
 def require_attention_alone(model):
-    """Raise RunFailed unless tokens look at others in attention only, and that of `model` can be replaced.
+    """Raise RunFailed unless attention is all in which a token depends on others, and `model`'s can be replaced.
 
-    transformers allows the latter for most models; but not all of them compute the attention that is put in its place,
-    as those that cap scores or have sinks.
+    transformers lets the attention of most models be replaced. Some of them compute another kind of attention than the
+    replacement, which for example does not cap scores and has no sinks; they are refused, too.
     """
     name, instead = type(model).__name__, "Use fsdp or tp"
     if not isinstance(model, PreTrainedModel) or not model._supports_attention_backend:

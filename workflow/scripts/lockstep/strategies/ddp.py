@@ -172,7 +172,7 @@ AWAITS_GRADIENTS = [
     ),
 ]
 SYNCS_BATCH_NORM = ["sync_batchnorm"]
-UNCOUNTED = [({"hook": ["powersgd"]}, "what it carries over is made after some steps only")]
+UNCOUNTED = [({"hook": ["powersgd"]}, "PowerSGD allocates what it carries over between steps only after some steps")]
 LOSSY = [
     ({"hook": ["fp16", "bf16", "powersgd"]}, "gradients are compressed before they are sent"),
 ]

@@ -69,7 +69,7 @@ class Strategy(ddp.Strategy):
         if precision == "fp16" and not accelerator.is_fp16_supported():
             raise RunFailed(
                 "native_precision, precision: fp16: DeepSpeed's engine computes in fp16 only on devices that have"
-                " instructions for it, which this CPU has not; set native_precision to false, or precision to bf16"
+                " instructions for it, and this CPU has none; set native_precision to false, or precision to bf16"
             )
 
     def set_up(self, model, make_optimizer):
@@ -249,7 +249,7 @@ class Strategy(ddp.Strategy):
 
 
 def _by_the_engine(named: dict, own: torch.optim.Optimizer) -> dict:
-    """The optimizer that the user's file names, with this run's settings: a proof has another learning rate."""
+    """The section `optimizer` of the user's file with this run's settings, since a trial has another learning rate."""
     group = own.param_groups[0]
     settings = {
         key: group[key] for key in ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov") if key in group

@@ -54,7 +54,7 @@ class Strategy(local_sgd.Strategy):
         self.outer.load_state_dict(state["outer"])
 
 
-UNCOUNTED = [({}, "its outer optimizer makes its state after some steps only")]
+UNCOUNTED = [({}, "its outer optimizer allocates its state only after some steps")]
 OPTIONS = {
     "every": {
         "type": "integer",

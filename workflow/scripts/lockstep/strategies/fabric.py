@@ -16,11 +16,10 @@ import torch
 from lightning_fabric import Fabric
 from lightning_fabric.strategies import DDPStrategy
 
+from lockstep.config import precisions
 from lockstep.config.hardware import World
 from lockstep.model import models
 from lockstep.strategies import ddp
-
-PRECISION = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 class Strategy(ddp.Strategy):
@@ -37,7 +36,7 @@ class Strategy(ddp.Strategy):
             devices=gpus or hardware.devices_per_node,
             num_nodes=hardware.nodes,
             strategy=DDPStrategy(process_group_backend=hardware.backend, timeout=timeout, **options),
-            precision=PRECISION[self.precision],
+            precision=precisions.of(self.precision).fabric,  # such as bf16-mixed
         )
         self.fabric.launch()
         backend = torch.distributed.get_backend()

@@ -113,7 +113,7 @@ SYNCS_BATCH_NORM = ["sync_batchnorm"]
 LOSSY = [
     ({"compression": ["fp16"]}, "gradients are compressed before they are sent"),
 ]
-UNCOUNTED = [({}, "ranks meet in Horovod's own library, where one can't stand for all")]
+UNCOUNTED = [({}, "Horovod connects ranks by its own library, where one rank can't run without the others")]
 REFUSED = [
     (
         {"optimizer": ["muon"]},

@@ -51,12 +51,12 @@ class Strategy(ddp.Strategy):
 
     def is_due(self, done: int) -> bool:
         """Whether weights are averaged after `done` steps: every few steps, before an evaluation, and at the end."""
-        apart = done - self.options["local_after"]
+        local = done - self.options["local_after"]
         settings = self.replay.training.settings
         used = done == self.replay.steps or self.replay.dev_split.due(done)
         if settings.kind.profiled:  # its model is not saved, and a profile should show the usual averages only
             used = False
-        return apart > 0 and (used or apart % self.options["every"] == 0)
+        return local > 0 and (used or local % self.options["every"] == 0)
 
     def meet(self) -> None:
         """Give every rank the mean of all ranks' weights."""
@@ -129,7 +129,7 @@ DIVISION = "open"
 OTHER_MODEL = [
     ({}, "ranks take steps along gradients of their own"),
 ]
-# All weights at once, after every so many steps.
+# All weights are sent at once, after every `every` steps.
 SENDS = [
     ({"sync_batchnorm": [True]}, None),
     (

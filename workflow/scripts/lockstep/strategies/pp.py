@@ -163,7 +163,7 @@ class Strategy(ddp.Strategy):
             torch.save({"weights": weights, "optimizer": state}, folder / f"stage-{self.stage}.pt")
 
     def load_state(self, folder):
-        """Take what this stage has from the files of all stages: it may have been another number that saved them."""
+        """Load this rank's layers from the files of all stages, since another number of stages may have saved them."""
         files = [torch.load(file, map_location="cpu", weights_only=True) for file in folder.glob("stage-*.pt")]
         weights, state = ({k: v for file in files for k, v in file[kind].items()} for kind in ("weights", "optimizer"))
         for name, weight in self.module.named_parameters():
@@ -173,7 +173,7 @@ class Strategy(ddp.Strategy):
 
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}
-# For models that transformers has no plan of: what comes before the layers, the layers, and what comes after them.
+# For models for which transformers has no plan: what comes before the layers, the layers, and what comes after them.
 BERT = ("embeddings", "encoder.layer", "pooler")
 PLANS = dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert"), BERT)
 INHERITS = ("launcher",)
@@ -199,16 +199,16 @@ OPTIONS = {
     },
 }
 RANKS_PER_REPLICA = ("stages",)
-DIVIDES_LAYERS = ("stages",)  # times `chunks` where stages are interleaved, which the ranks refuse
+DIVIDES_LAYERS = ("stages",)  # with interleaved stages also `chunks`, which each rank checks when it starts
 RESUMES_WITH_OTHER = ("pipeline", "chunks")
 EQUAL_SHARES = [({}, "stages pass on tensors of one shape")]
 A_MICRO_BATCH_EACH = [({"pipeline": ["1f1b"]}, "each stage works on one of them; pipeline: gpipe takes fewer")]
 ROUNDS_OF_MICRO_BATCHES = [({"pipeline": ["interleaved"]}, "its stages take them in rounds")]
-UNCOUNTED = [({}, "each stage needs another amount, and they tell each other their shapes")]
+UNCOUNTED = [({}, "each stage needs a different amount, and learns the shapes of its inputs from the stage before it")]
 REFUSED = [
     (
         {"pipeline": ["gpipe", "1f1b"], "chunks": {"not": {"const": 2}}},
-        "only interleaved stages are several on each rank; set pipeline: interleaved, or leave chunks out",
+        "a rank has several stages only if they are interleaved; set pipeline: interleaved, or leave chunks out",
     ),
     (
         {"precision": ["fp16"]},
@@ -231,7 +231,7 @@ class Part(torch.nn.Module):
 
     def __init__(self, model, number, total, autocast):
         super().__init__()
-        own = share(model, number, total)
+        own = layers_of_stage(model, number, total)
         self.number, self.first, self.last = number, number == 0, number == total - 1
         path = plan_of(model)[1]
         self.model = twin_of(model, f"{model.base_model_prefix}.{path}")
@@ -253,7 +253,7 @@ class Part(torch.nn.Module):
 
 
 def divided(model, rank, ranks, chunks, autocast):
-    """The stages of one of `ranks`, each `ranks` after the one before; `model` then has no more than they have.
+    """The stages of one rank: every `ranks`-th one, from `rank` on. Takes all other layers out of `model`.
 
     Raises RunFailed if there are more stages than layers.
     """
@@ -263,11 +263,12 @@ def divided(model, rank, ranks, chunks, autocast):
         asked = f"stages: {ranks}" + (f", chunks: {chunks}" if chunks > 1 else "")
         raise RunFailed(f"{asked}: the model has {layers} layers, and each stage needs at least one")
     parts = [Part(model, number, total, autocast) for number in names]
-    keep(model, {layer for number in names for layer in share(model, number, total)}, rank == 0, rank == ranks - 1)
+    own = {layer for number in names for layer in layers_of_stage(model, number, total)}
+    keep(model, own, rank == 0, rank == ranks - 1)
     return parts
 
 
-def share(model, number, total):
+def layers_of_stage(model, number, total):
     """The numbers of the layers that a stage has."""
     layers = len(model.base_model.get_submodule(plan_of(model)[1]))
     return range(layers * number // total, layers * (number + 1) // total)
@@ -291,7 +292,7 @@ def keep(model, own, first, last):
 
 
 def twin_of(model, path):
-    """A model with the modules of `model`, in which others may take the places of those that `path` leads to."""
+    """A copy of `model` that has the same modules; those along `path` can be replaced without changing `model`."""
     twin = copy.copy(model)
     twin._modules = dict(model._modules)
     name, _, rest = path.partition(".")

@@ -207,7 +207,7 @@ UNCOUNTED = [
 REFUSED = [
     (
         {"packed": [True], "task": ["image-classification", "image-segmentation"]},
-        "images are no texts that could be put end to end",
+        "only texts can be put end to end",
     ),
     (
         {"resident": [True], "task": ["image-classification", "image-segmentation"]},

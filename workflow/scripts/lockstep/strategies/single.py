@@ -26,14 +26,15 @@ ONE_DEVICE_ON = ("cpu", "cuda")
 
 class Strategy:
     rehearses_average = False
-    # Added to the seed of a replica's random numbers: not 0 where a rank holds a part of it that draws others.
+    # Added to the replica's seed; not 0 on a rank that holds a part of the replica and must drop other units than the
+    # ranks with the other parts.
     draws = 0
     same_state_everywhere = True  # whether weights and optimizer are equal on all ranks between any two steps
-    keeps_schedule = True  # whether a run fails if its rate is not the schedule's; else its rates are recorded
+    keeps_schedule = True  # whether a run fails if its learning rates are not the schedule's; else they are recorded
 
     def __init__(self, settings: Settings):
         self.options, self.hardware = settings.options, settings.hardware
-        self.processes = self.hardware.processes  # their number, on all machines
+        self.processes = self.hardware.processes  # the number of ranks, on all machines
         self.ranks_per_replica = settings.ranks_per_replica  # from its options (RANKS_PER_REPLICA)
         self.precision = settings.precision
         self.clip, self.accumulation = settings.train.clip, settings.train.accumulation

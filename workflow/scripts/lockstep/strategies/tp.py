@@ -39,8 +39,8 @@ from lockstep.model.outputs import logits
 from lockstep.strategies import _group, fsdp
 
 STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
-# What transformers' plans call weights that each rank has whole, but uses for its own heads only, such as norms of each
-# head: what is computed of their gradients are terms of a sum.
+# The style in transformers' plans of weights that every rank holds whole, but uses for its own heads only, such as the
+# norms of heads. Each rank's gradient of such a weight is one term of a sum over ranks.
 SUMMED = "replicated_with_grad_allreduce"
 BERT = {
     "encoder.layer.*.attention.self.query": "colwise",
@@ -58,7 +58,7 @@ DISTILBERT = {
     "transformer.layer.*.ffn.lin1": "colwise",
     "transformer.layer.*.ffn.lin2": "rowwise",
 }
-# How to divide the layers of models that transformers has no plan of, in the form of its plans.
+# How to divide the layers of models for which transformers has no plan, in the form of its plans.
 PLANS = dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra"), BERT) | {"distilbert": DISTILBERT}
 
 
@@ -77,16 +77,16 @@ class Strategy(fsdp.Strategy):
         shape = (groups, replicas // groups, self.options["tensor"])
         self.mesh = init_device_mesh(self.world.device.type, shape, mesh_dim_names=("replicate", "shard", "tensor"))
         every, body = plan_of(self.model), self.model.base_model
-        # Found while the model is whole: the sample may have a number of tokens that `sequence` could not divide.
+        # Found before the model is divided, since the sample may have a number of tokens that `sequence` can't divide.
         layers = fsdp.layers(self.model, self.inputs(self.sample)) if self.options["shard"] else []
         self.of_own_heads = modules_at(body, [path for path, style in every.items() if style == SUMMED])
         plan = {path: style for path, style in every.items() if style in STYLES}
         hidden = Shard(1) if self.options["sequence"] else Replicate()  # how ranks hold the hidden states, by tokens
-        # Each rank has the same whole weights already, so no rank sends them (src_data_rank); each keeps its part.
+        # Every rank has all weights already, so none sends them to the others (src_data_rank).
         kept = {"colwise": {"input_layouts": hidden}, "rowwise": {"output_layouts": hidden}}
         styles = {path: STYLES[style](**kept[style]) for path, style in plan.items()}
         parallelize_module(body, self.mesh["tensor"], styles, src_data_rank=None)
-        share_inputs(body, plan, self.mesh["tensor"], hidden)
+        gather_inputs(body, plan, self.mesh["tensor"], hidden)
         if self.options["sequence"]:
             divide_tokens(body, every, self.mesh["tensor"])
         if self.options["vocabulary"]:
@@ -127,7 +127,7 @@ class Strategy(fsdp.Strategy):
     def backward(self, loss, last):
         super().backward(loss, last)
         if last and self.options["sequence"] and not self.options["shard"]:
-            for parameter in self.with_gradient():  # of a norm: the sum over the tokens of this rank only, until now
+            for parameter in self.with_gradient():  # a norm's is still the sum over this rank's tokens only
                 if isinstance(parameter.grad, DTensor):
                     parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
         if last:
@@ -214,7 +214,8 @@ RESUMES_WITH_OTHER = ("shard", "sequence", "vocabulary")
 REFUSED = [
     (
         {"vocabulary": [True], "label_smoothing": {"exclusiveMinimum": 0}},
-        "PyTorch's loss over a divided vocabulary has no label smoothing; set one of the two otherwise",
+        "PyTorch's loss over a divided vocabulary has no label smoothing; set vocabulary to false, or label_smoothing"
+        " to 0",
     ),
     (
         {"shard": [False], "replicate": {"minimum": 2}},
@@ -258,12 +259,12 @@ def parted(optimizer):
     return optimizer
 
 
-def share_inputs(body, plan, mesh, hidden):
-    """Give layers that are divided by columns, and have an input in common, this input as one whole DTensor.
+def gather_inputs(body, plan, mesh, hidden):
+    """Where layers that are divided by columns have an input in common, pass it to all of them as one whole DTensor.
+
+    Their gradients with respect to it are then added up first, and reduced over ranks once instead of once per layer.
 
     hidden: the placement of that input, which is whole on each rank or divided by tokens.
-
-    The gradients of these layers are then added up first, and their sum is reduced over ranks once.
     """
 
     def as_one(module, inputs, named):
@@ -279,7 +280,7 @@ def share_inputs(body, plan, mesh, hidden):
 
 
 def moved(own, mesh, placement, to):
-    """What ranks hold of a tensor, by one placement, as a DTensor that has another."""
+    """A DTensor with the placement `to`, made from `own`, which is what this rank holds of it by `placement`."""
     return DTensor.from_local(own, mesh, [placement], run_check=False).redistribute(placements=[to])
 
 
@@ -308,7 +309,7 @@ def divide_tokens(body, plan, mesh):
 
 
 def divide_vocabulary(model, mesh):
-    """Divide the embeddings of tokens, and the layer that makes logits if there is one, by the tokens they are for."""
+    """Divide the token embeddings, and the layer that computes logits if there is one, by parts of the vocabulary."""
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     tied = head is not None and head.weight is embeddings.weight
     if embeddings.padding_idx is not None:
@@ -324,7 +325,7 @@ def divide_vocabulary(model, mesh):
 
 
 def place_in_part(row, rows, parts, part):
-    """The place of a row in one of the parts into which DTensor divides so many rows; None if it is in another."""
+    """The index of a row within one of the `parts` into which DTensor divides `rows`; None if it is in another part."""
     place = row - part * -(-rows // parts)
     return place if 0 <= place < -(-rows // parts) else None
 

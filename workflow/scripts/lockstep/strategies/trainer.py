@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.config import trainer_arguments
+from lockstep.config import precisions, trainer_arguments
 from lockstep.model import importing, lora, models, own
 from lockstep.strategies import ddp
 
@@ -40,8 +40,7 @@ class Strategy(ddp.Strategy):
             "ddp_static_graph": self.options["static_graph"],
             "ddp_find_unused_parameters": self.options["find_unused_parameters"],
             "ddp_broadcast_buffers": models.has_changing_buffers(self.module),
-            "bf16": self.precision == "bf16",
-            "fp16": self.precision == "fp16",
+            **precisions.switches(self.precision),  # bf16 and fp16, at most one of them true
             "max_grad_norm": self.clip,
             "gradient_accumulation_steps": self.accumulation,
             "seed": torch.initial_seed(),  # Trainer seeds again, by default every rank alike, dropout included

@@ -15,11 +15,12 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from lockstep import paths
+from lockstep.analysis import staleness
 from lockstep.config.configuration import Config
 from lockstep.config.row import Row
 from lockstep.errors import BadInput
 from lockstep.files import hash_text, read_json, write_json
-from lockstep.run import record_files, staleness
+from lockstep.run import record_files
 from lockstep.run.progress import Progress
 from lockstep.run.record import Begun, Record
 

@@ -7,13 +7,13 @@ import pytest
 import yaml
 
 from lockstep import files, stats
+from lockstep.analysis import blocks
 from lockstep.config import configuration, reading, schema
 from lockstep.config.configuration import Config
 from lockstep.errors import BadInput
 from lockstep.paths import decision_file
 from lockstep.proof import fairness
 from lockstep.report import headline, summary
-from lockstep.run import blocks
 from tests.conftest import REAL_DATA, copy_project
 
 ROWS = [f"row{number}" for number in range(12)]

@@ -10,10 +10,11 @@ import itertools
 from pathlib import Path
 
 from lockstep import stats
+from lockstep.analysis import decision, staleness
 from lockstep.config.configuration import FIRST_BLOCKS, MOST_BLOCKS, PRECISE, Config
 from lockstep.config.row import Row
 from lockstep.paths import decision_file
-from lockstep.run import decision, record_files, staleness
+from lockstep.run import record_files
 from lockstep.run.record import Record
 
 # The significance level at which a row drops out of contention. It is lower than the report's, because it is tested
