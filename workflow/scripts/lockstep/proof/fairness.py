@@ -20,6 +20,7 @@ from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, verify
 from lockstep.model.schedule import lr_factor, other_rates
+from lockstep.proof import verdicts
 from lockstep.proof.verdicts import PROVEN
 from lockstep.run import blocks, facts, journal, record_files, seals, staleness, watcher
 from lockstep.run.ledger import check_ledger
@@ -393,8 +394,11 @@ def _foretold(records: dict[Path, Record], results: Path) -> Iterator[Breach]:
 def _decided(records: dict[Path, Record], results: Path) -> Iterator[Breach]:
     """The decisions on further blocks must follow from the records; each is computed again."""
     now = _asked(results)
+    others = verdicts.not_compared(now, results) if now else []
     for block, decided in enumerate(blocks.decisions(now, results), configuration.FIRST_BLOCKS) if now else ():
-        again = blocks.decide(now, results, block)
+        # A verdict may have come later than the decision. Those of an earlier version left out none.
+        left_out = [name for name in others if name in decided.get("left_out", ())]
+        again = blocks.decide(now, results, block, left_out)
         # The predicted time of the next block is not compared, as its runs may have been made since.
         measured = None not in (decided["width"], again["width"])
         same_width = math.isclose(decided["width"], again["width"]) if measured else decided["width"] == again["width"]
