@@ -33,6 +33,13 @@ def read(config: Config, row: Row, results: Path) -> dict | None:
     return None
 
 
+def missing(config: Config, row: Row, verdict: dict | None, results: Path) -> str:
+    """Why the `verdict` that was read says nothing of a row as it is now; empty if it does, or if none can be made here."""
+    if verdict:
+        return staleness.folder(config, config.trial(row), results)
+    return "" if row.unavailable else "it was not proven yet"
+
+
 def another_model(row: Row, trial: Row, results: Path) -> str:
     """Why a row trains another model than `single` by design rather than by mistake; empty if it does not."""
     return row.other_model or (trial.splits_batch_statistics if has_batch_statistics(results) else "")
