@@ -1,7 +1,7 @@
 """Prove that rows train the same model as single: train a few steps of both, compare them, and print the verdicts.
 
-The exit code is 1 if a row is not proven: it is unequal and not designed to be, its trial failed, or there is no verdict
-on it with its present settings, although it can be proven here.
+The exit code is 1 if a row is not proven: it is unequal and not designed to be, its trial failed, or it could be proven
+here and there is no verdict on its present settings.
 """
 
 from lockstep import cli

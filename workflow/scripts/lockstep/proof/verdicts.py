@@ -34,7 +34,7 @@ def read(config: Config, row: Row, results: Path) -> dict | None:
 
 
 def missing(config: Config, row: Row, verdict: dict | None, results: Path) -> str:
-    """Why the `verdict` that was read says nothing of a row as it is now; empty if it does, or if none can be made here."""
+    """Why a verdict, as `read` returns it, says nothing of its row as it is now; empty if it does, or can't be made."""
     if verdict:
         return staleness.folder(config, config.trial(row), results)
     return "" if row.unavailable else "it was not proven yet"

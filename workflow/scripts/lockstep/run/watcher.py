@@ -27,7 +27,7 @@ INTERVAL = 1.0  # seconds
 LAST_SAMPLE = 10.0  # seconds to wait for the last sample, on a machine too busy for a process of low priority
 # The share of the cores that a run keeps busy (hardware.busy_cores) that others may use; they may use all other cores.
 OTHERS_ALLOWED = 0.02
-# The share of a run's timed window that must have been watched, if the window is longer than the watcher takes to start.
+# The share of a run's timed window that must have been watched, if that is longer than the watcher takes to start.
 WATCHED, STARTING = 0.5, 5.0
 
 
