@@ -1,0 +1,79 @@
+"""What CI does, and leaves out: .ci/ and .github/, with what takes long replaced."""
+
+import csv
+import shutil
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from tests.conftest import PROJECT
+
+CI = PROJECT / ".ci"
+WORKFLOWS = PROJECT / ".github" / "workflows"
+
+
+def workflow(name: str) -> dict:
+    return yaml.load((WORKFLOWS / f"{name}.yml").read_text(encoding="utf-8"), yaml.BaseLoader)
+
+
+def test_slow_tests_are_run_every_night():
+    """CI leaves most of them out, and nobody would see one that fails."""
+    ci, nightly = workflow("ci"), workflow("nightly")
+    assert len(nightly["on"]["schedule"]) == 1
+    assert nightly["jobs"]["slow"]["steps"][-1]["run"].startswith("make test-slow")
+    assert nightly["jobs"]["bare"]["steps"][-1]["run"] == ".ci/containers"  # whatever has changed
+    pinned = {step["uses"] for job in ci["jobs"].values() for step in job["steps"] if "uses" in step}
+    for job in nightly["jobs"].values():
+        assert {step["uses"] for step in job["steps"] if "uses" in step} <= pinned
+
+
+def test_containers_are_built_in_ci_unless_nothing_of_them_has_changed(tmp_path):
+    """Since the last commit that passed; where that is unknown, they are built."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@localhost", "-C", str(tmp_path)]
+    for name in (".ci/containers", ".ci/containers-passed", "docker/Dockerfile", "docs/guide/words.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(PROJECT / name, tmp_path / name)
+    for words in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message", "all"]):
+        subprocess.run([*git, *words], check=True)
+    green = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+
+    def changed(since: str) -> str:
+        command = [str(tmp_path / ".ci" / "containers"), "--changed", since]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    notes = ("docs/guide/words.md", ".ci/containers-passed")  # the latter is where .ci/run looks for the commit
+    for name, answer in (*((note, "no") for note in notes), ("docker/Dockerfile", "yes")):
+        with (tmp_path / name).open("a", encoding="utf-8") as file:
+            file.write("\n")
+        subprocess.run([*git, "commit", "--quiet", "--all", "--message", name], check=True)
+        assert changed(green) == answer
+    assert changed("") == changed("0" * 40) == "yes"
+
+
+@pytest.mark.parametrize(
+    ("proofs", "passes"),
+    [
+        ({"fp32": "equal", "bf16": "within-tolerance"}, True),
+        ({"fp32": "equal"}, True),
+        ({"fp32": "equal", "bf16": "unequal"}, False),
+        ({"fp32": "equal", "fp16": "not-run"}, False),
+        ({"fp32": "within-tolerance", "bf16": "within-tolerance"}, False),
+    ],
+)
+def test_the_small_benchmark_passes_by_the_proof_of_every_row(tmp_path, proofs, passes):
+    (tmp_path / "report").mkdir()
+    rows = [
+        {"row": precision, "precision": precision, "proof": proof, "status": "ok", "train_seconds": "1.5"}
+        for precision, proof in proofs.items()
+    ]
+    with (tmp_path / "report" / "summary.csv").open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    for row in proofs:
+        (tmp_path / "profile" / row / "n1" / "rep1").mkdir(parents=True)
+        (tmp_path / "profile" / row / "n1" / "rep1" / "profile.json").touch()
+    command = [sys.executable, str(CI / "all_rows"), str(tmp_path), str(len(rows))]
+    assert (subprocess.run(command, capture_output=True, check=False).returncode == 0) == passes
