@@ -52,6 +52,45 @@ def test_containers_are_built_in_ci_unless_nothing_of_them_has_changed(tmp_path)
     assert changed("") == changed("0" * 40) == "yes"
 
 
+@pytest.fixture
+def ci(tmp_path):
+    """Runs .ci/run where all that it calls only notes its name; returns what was called, and what was said."""
+    place, programs, notes = tmp_path / "clone", tmp_path / "bin", tmp_path / "notes"
+    (place / ".ci").mkdir(parents=True)
+    programs.mkdir()
+    shutil.copy(CI / "run", place / ".ci" / "run")
+    (place / ".ci" / "containers-passed").write_text("0123abc\n")
+
+    def program(file, script: str) -> None:
+        file.write_text(f"#!/bin/bash\n{script}\n")
+        file.chmod(0o755)
+
+    def run(changed: str = "no", docker: bool = True, **variables: str) -> tuple[int, list[str], str]:
+        notes.unlink(missing_ok=True)
+        for name in ("setup", "style", "small", "engines"):
+            program(place / ".ci" / name, f"echo {name} >> {notes}")
+        program(place / ".ci" / "containers", f'[ "$1" = --changed ] && echo {changed} || echo containers >> {notes}')
+        program(programs / "make", f'echo "$1" >> {notes}')
+        program(programs / "python3", "")
+        program(programs / "docker", f"exit {int(not docker)}")
+        environment = {"PATH": f"{programs}:/usr/bin:/bin", **variables}
+        command = [str(place / ".ci" / "run")]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return done.returncode, notes.read_text().split() if notes.is_file() else [], done.stdout + done.stderr
+
+    return run
+
+
+def test_where_containers_changed_and_docker_is_silent_ci_fails_unless_told_to_leave_them_out(ci):
+    code, called, said = ci(changed="yes", docker=False)
+    assert (code, called) == (1, ["engines"])
+    assert "error: what decides how containers are built has changed since 0123abc, and Docker does not answer" in said
+    code, called, said = ci(changed="yes", docker=False, CONTAINERS="skip")
+    assert (code, called) == (0, ["setup", "style", "test", "small"])
+    assert "containers are left out: CONTAINERS=skip" in said
+    assert ci(changed="no", docker=False)[:2] == (0, ["setup", "style", "test", "small"])
+
+
 @pytest.mark.parametrize(
     ("proofs", "passes"),
     [
