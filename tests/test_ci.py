@@ -18,6 +18,15 @@ def workflow(name: str) -> dict:
     return yaml.load((WORKFLOWS / f"{name}.yml").read_text(encoding="utf-8"), yaml.BaseLoader)
 
 
+def test_what_is_not_known_to_be_unchanged_is_built_on_github():
+    """In `echo "changed=$(...)"` a failure is none, and what is empty was taken for unchanged."""
+    steps = workflow("ci")["jobs"]["containers"]["steps"]
+    (since,) = (step for step in steps if step.get("id") == "since")
+    assert "\nchanged=$(.ci/containers --changed " in since["run"]
+    conditions = [step["if"] for step in steps if "if" in step]
+    assert conditions == ["steps.since.outputs.changed != 'no'"] * 2
+
+
 def test_slow_tests_are_run_every_night():
     """CI leaves most of them out, and nobody would see one that fails."""
     ci, nightly = workflow("ci"), workflow("nightly")
@@ -29,10 +38,21 @@ def test_slow_tests_are_run_every_night():
         assert {step["uses"] for step in job["steps"] if "uses" in step} <= pinned
 
 
+# Of what images are made of, or what tests in them start.
+OF_CONTAINERS = (
+    *("docker/Dockerfile", ".dockerignore", "requirements.txt", "requirements-dev.txt", "CITATION.cff", "Snakefile"),
+    *("workflow/rules/common.smk", "workflow/scripts/self_test.py", "workflow/scripts/lockstep/workflow.py"),
+    *("workflow/scripts/lockstep/config/row.py", "workflow/scripts/lockstep/strategies/ddp.py", "tests/conftest.py"),
+)
+OTHERS = ("docs/guide/words.md", ".ci/containers-passed")  # the latter is where .ci/run looks for the commit
+
+
 def test_containers_are_built_in_ci_unless_nothing_of_them_has_changed(tmp_path):
     """Since the last commit that passed; where that is unknown, they are built."""
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@localhost", "-C", str(tmp_path)]
-    for name in (".ci/containers", ".ci/containers-passed", "docker/Dockerfile", "docs/guide/words.md"):
+    some = [next(path for path in (PROJECT / name).rglob("*") if path.is_file()) for name in ("resources", "profiles")]
+    decides = [*OF_CONTAINERS, *(str(file.relative_to(PROJECT)) for file in some)]
+    for name in (".ci/containers", *OTHERS, *decides):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(PROJECT / name, tmp_path / name)
     for words in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message", "all"]):
@@ -43,12 +63,12 @@ def test_containers_are_built_in_ci_unless_nothing_of_them_has_changed(tmp_path)
         command = [str(tmp_path / ".ci" / "containers"), "--changed", since]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
-    notes = ("docs/guide/words.md", ".ci/containers-passed")  # the latter is where .ci/run looks for the commit
-    for name, answer in (*((note, "no") for note in notes), ("docker/Dockerfile", "yes")):
-        with (tmp_path / name).open("a", encoding="utf-8") as file:
-            file.write("\n")
-        subprocess.run([*git, "commit", "--quiet", "--all", "--message", name], check=True)
-        assert changed(green) == answer
+    for names, answer in ((OTHERS, "no"), (decides, "yes")):
+        for name in names:
+            before = (tmp_path / name).read_bytes()
+            (tmp_path / name).write_bytes(before + b"\n")
+            assert (name, changed(green)) == (name, answer)
+            (tmp_path / name).write_bytes(before)
     assert changed("") == changed("0" * 40) == "yes"
 
 
