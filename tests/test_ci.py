@@ -85,11 +85,11 @@ def ci(tmp_path):
         file.write_text(f"#!/bin/bash\n{script}\n")
         file.chmod(0o755)
 
-    def run(changed: str = "no", docker: bool = True, **variables: str) -> tuple[int, list[str], str]:
+    def run(changed: str = "no", docker: bool = True, code: int = 0, **variables: str) -> tuple[int, list[str], str]:
         notes.unlink(missing_ok=True)
         for name in ("setup", "style", "small", "engines"):
             program(place / ".ci" / name, f"echo {name} >> {notes}")
-        program(place / ".ci" / "containers", f'[ "$1" = --changed ] && echo {changed} || echo containers >> {notes}')
+        program(place / ".ci" / "containers", f"[ $1 = --changed ] && echo {changed} || exit {code}")
         program(programs / "make", f'echo "$1" >> {notes}')
         program(programs / "python3", "")
         program(programs / "docker", f"exit {int(not docker)}")
@@ -109,6 +109,16 @@ def test_where_containers_changed_and_docker_is_silent_ci_fails_unless_told_to_l
     assert (code, called) == (0, ["setup", "style", "test", "small"])
     assert "containers are left out: CONTAINERS=skip" in said
     assert ci(changed="no", docker=False)[:2] == (0, ["setup", "style", "test", "small"])
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_all_rows_are_trained_beside_containers_and_ci_ends_as_these_do(ci, code):
+    """In a container a newcomer trains three rows only."""
+    assert ci(changed="yes", code=code)[:2] == (code, ["engines", "setup", "style", "test", "small"])
+
+
+def test_all_rows_are_trained_on_github():
+    assert ".ci/small" in [step.get("run") for step in workflow("ci")["jobs"]["tests"]["steps"]]
 
 
 @pytest.mark.parametrize(
