@@ -341,7 +341,7 @@ def _begin(model):
     state.initial = {
         "weights": sketches,
         "hashes": hashes,
-        "buffers": buffers() | state.initial.get("buffers", {}),
+        "buffers": buffers() | (state.initial or {}).get("buffers", {}),
         "sharded": sharded,
         # DataParallel over several GPUs; without any it only calls the model.
         "data_parallel": type(model).__name__ == "DataParallel" and len(getattr(model, "device_ids", ())) > 1,
