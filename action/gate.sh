@@ -3,11 +3,19 @@
 # Options of Python: neither a job's PYTHONPATH (-E) nor the user's folder (-I) may hide a module of the gate's own.
 set -euo pipefail
 folder=$(mktemp -d "$RUNNER_TEMP/gate.XXXXXX")/gate
+if [[ $AGAINST =~ ^0+$ ]]; then AGAINST=HEAD~1; fi # on a push of a new branch nothing was there before
 options=(--against "$AGAINST" --fail-if-slower "$SLOWER" --blocks "$BLOCKS" --minutes "$MINUTES" --steps "$STEPS")
 while read -r path; do
   if [ -n "$path" ]; then options+=(--share "$path"); fi
 done <<< "$SHARE"
-if [ "$STRICT" = true ]; then options+=(--strict); fi
+case "${STRICT,,}" in
+  true | yes | on | 1) options+=(--strict) ;;
+  false | no | off | 0 | '') ;;
+  *)
+    printf '### Lockstep gate: no verdict\n\n`strict` is `%s`. Set it to true or false.\n' "$STRICT" >> "$GITHUB_STEP_SUMMARY"
+    exit 2
+    ;;
+esac
 # The command is written as in a shell, over several lines if it is long.
 set +u
 if ! eval "words=(

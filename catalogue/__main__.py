@@ -5,7 +5,8 @@
 
 MODEL: bert, llama, convolution, unet; all without any. --write puts the verdicts into docs/catalogue.csv, and the
 newest ones into docs/catalogue.md. --add takes those of `lockstep accept` elsewhere, as of the nightly run. The exit
-code is 1 if a verdict is wrong that the kept ones do not have as wrong already, for the same versions.
+code is 1 if a verdict is wrong that the kept ones do not have as wrong already, for the same versions, or if there was
+no time for a proof.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.common import PROJECT, between_marks
-from catalogue.proving import prove
+from catalogue.proving import found_in, not_reached, prove
 from catalogue.table import FIELDS, MODELS, PAGE, ROWS, key_of, lines_of, markdown, merged
 from lockstep import cli
 from lockstep.config import registry
@@ -39,14 +40,15 @@ def main() -> int:
     if arguments.add and arguments.what:
         parser.error("--add takes what was proven, and proves nothing: leave out the models")
     known = [key_of(line) for line in read() if line["verdict"] in WRONG]
-    lines = [line for file in arguments.add for line in lines_of(file)]
+    files, lines = list(arguments.add), [line for file in arguments.add for line in lines_of(file)]
     if arguments.write and lines:
         write(lines)
     for model in () if arguments.add else arguments.what or MODELS:
         configs = [PROJECT / "config" / name for name in MODELS[model].configs]
         if MODELS[model].normalises_batches:
             configs.append(over_all_ranks(arguments.results / f"{model}.yaml"))
-        proven = lines_of(prove(arguments.results / model, model, arguments.minutes, configs))
+        files.append(prove(arguments.results / model, model, arguments.minutes, configs))
+        proven = lines_of(files[-1])
         if arguments.write:  # at once, as the next model takes an hour
             write(proven)
         lines += proven
@@ -54,7 +56,10 @@ def main() -> int:
     new = [line for line in wrong if key_of(line) not in known]
     print(f"{len(lines)} verdicts, {len(wrong)} of them wrong, {len(wrong) - len(new)} of these as is known", end="")
     print(*("", *new), sep="\n  ")
-    return bool(new)
+    left = [f"{file}: {what}" for file in files for what in not_reached(found_in(file))]
+    if left:
+        print("there was no time for these; give more --minutes:", *left, sep="\n  ")
+    return bool(new or left)
 
 
 def over_all_ranks(file: Path) -> Path:

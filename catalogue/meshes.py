@@ -17,7 +17,6 @@ from catalogue import proving
 from catalogue.table import PAGE
 from catalogue.table import ROWS as OF_ACCEPT
 from lockstep import cli
-from lockstep.files import read_json
 from lockstep.proof.verdicts import WRONG
 
 SIZES = (2, 4, 8)
@@ -68,7 +67,8 @@ def main() -> int:
         parser.error(f"no such kind: {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
     if arguments.write and arguments.what:
         parser.error(f"--write puts the whole table into {PAGE.name}: leave out the kinds")
-    proven = {kind: prove(arguments.results / kind, kind, arguments.minutes) for kind in arguments.what or KINDS}
+    found = {kind: prove(arguments.results / kind, kind, arguments.minutes) for kind in arguments.what or KINDS}
+    proven = {kind: each["proofs"] for kind, each in found.items()}
     print(table(proven))
     if arguments.write:
         between_marks(PAGE, MARKS, table(proven))
@@ -76,7 +76,10 @@ def main() -> int:
         f"{kind}: {name}" for kind, rows in proven.items() for name, each in rows.items() if each["proof"] in WRONG
     ]
     print(f"{sum(map(len, proven.values()))} verdicts, {len(wrong)} of them wrong", *wrong, sep="\n  ")
-    return bool(wrong)
+    left = [f"{kind}: {what}" for kind, each in found.items() for what in proving.not_reached(each)]
+    if left:
+        print("there was no time for these; give more --minutes:", *left, sep="\n  ")
+    return bool(wrong or left)
 
 
 def asked(kind: str) -> dict:
@@ -89,12 +92,12 @@ def asked(kind: str) -> dict:
     return COMMON | {"task": task, "train": COMMON["train"] | KINDS[kind][1], "rows": rows}
 
 
-def prove(folder: Path, kind: str, minutes: float) -> dict[str, dict]:
-    """The verdict on each row that the kind of model can have. Ends the program if `lockstep accept` refuses."""
+def prove(folder: Path, kind: str, minutes: float) -> dict:
+    """What is found of each row that the kind of model can have. Fails as `proving.prove` and `found_in` do."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     file = folder.with_suffix(".yaml")
     file.write_text(json.dumps(asked(kind)), encoding="utf-8")  # JSON is valid YAML
-    return read_json(proving.prove(folder, kind, minutes, [file]))["proofs"]
+    return proving.found_in(proving.prove(folder, kind, minutes, [file]))
 
 
 def table(proven: dict[str, dict[str, dict]]) -> str:

@@ -7,7 +7,7 @@ import yaml
 
 from benchmarks.common import PROJECT
 from benchmarks.common import markdown as as_markdown
-from lockstep.files import read_object
+from catalogue.proving import found_in
 
 PAGE = PROJECT / "docs" / "catalogue.md"
 ROWS = PROJECT / "config" / "accept.yaml"
@@ -48,11 +48,9 @@ MODELS = {
 
 
 def lines_of(file: Path) -> list[dict[str, str]]:
-    """The verdicts in accept.json, and what could not be proven with the reason. Raises BadInput if it is damaged."""
-    found = read_object(file, ("time", "task", "machine", "proofs", "cannot"))
+    """The verdicts in accept.json, and what could not be proven with the reason. Raises BadInput as `found_in` does."""
+    found = found_in(file)
     machine = found["machine"]
-    if machine is None:
-        return []
     model = next(name for name, model in MODELS.items() if model.task == found["task"])
     made = found["time"][:10]
     rows = yaml.safe_load(ROWS.read_text(encoding="utf-8"))["rows"]

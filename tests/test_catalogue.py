@@ -1,13 +1,16 @@
 """The catalogue of proofs: its lines come from `lockstep accept`, and its page shows the newest of each."""
 
+import os
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from catalogue import __main__ as program
-from catalogue import meshes, table, zero_muon
+from catalogue import meshes, proving, table, zero_muon
 from lockstep.config import reading
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, write_json
 from lockstep.proof.verdicts import WRONG as WRONG_VERDICTS
 
@@ -25,7 +28,7 @@ def accepted(folder, torch="2.13.0+cpu", day="2026-11-28", task="text-classifica
     }
     whole = {"reason": "", "nature": "", "above_floor": 0.21, "precision": "fp32", "world_size": 2}
     found = {name: whole | verdict for name, verdict in proofs.items()}
-    about = {"time": f"{day}T10:00:00+00:00", "task": task, "machine": machine}
+    about = {"time": f"{day}T10:00:00+00:00", "task": task, "machine": machine, "finished": True, "not_reached": []}
     write_json(folder / "accept.json", about | {"proofs": found, "cannot": {"horovod": "not installed"}})
     return folder / "accept.json"
 
@@ -101,6 +104,49 @@ def test_wrong_verdicts_that_are_not_known_end_with_1(tmp_path, monkeypatch, cap
     with pytest.raises(SystemExit):
         program.main()
     assert "leave out the models" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"finished": False}, "lockstep accept broke off, so it is not complete"),
+        ({"proofs": {}, "machine": None}, "nothing was proven"),
+    ],
+)
+def test_what_broke_off_or_proved_nothing_is_no_success(tmp_path, monkeypatch, changes, said):
+    file = accepted(tmp_path, ddp=EQUAL)
+    write_json(file, read_json(file) | changes)
+    monkeypatch.setattr("sys.argv", ["catalogue", "--add", str(file)])
+    with pytest.raises(BadInput, match=said):
+        program.main()
+
+
+def test_proofs_that_there_was_no_time_for_are_named_and_end_with_1(tmp_path, monkeypatch, capsys):
+    file = accepted(tmp_path, ddp=EQUAL)
+    monkeypatch.setattr("sys.argv", ["catalogue", "--add", str(file)])
+    write_json(file, read_json(file) | {"not_reached": ["time of ddp"]})
+    assert program.main() == 0
+    write_json(file, read_json(file) | {"not_reached": ["proof of fsdp", "time of ddp"]})
+    assert program.main() == 1
+    assert capsys.readouterr().out.endswith("accept.json: proof of fsdp\n")
+
+
+def test_an_accept_json_of_an_earlier_time_is_not_taken_for_this_one_s(tmp_path, monkeypatch):
+    """Where accept breaks off at once, with an error of Python's."""
+    file = accepted(tmp_path, ddp=EQUAL)
+
+    def accept(writes: bool) -> Path:
+        def run(*_, **__):
+            if writes:
+                os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
+            return subprocess.CompletedProcess([], 1)
+
+        monkeypatch.setattr(subprocess, "run", run)
+        return proving.prove(tmp_path, "bert", 1, [])
+
+    assert accept(writes=True) == file
+    with pytest.raises(RunFailed, match="bert: lockstep accept broke off"):
+        accept(writes=False)
 
 
 def test_the_page_shows_what_is_kept_and_says_why_anything_in_it_is_wrong():

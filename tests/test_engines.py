@@ -1,6 +1,6 @@
 """The images, and the benchmark in them, by real engines. Skipped where an engine or its images are missing.
 
-With LOCKSTEP_ENGINES set (as CI does), what is missing is a failure.
+What is missing of an engine in LOCKSTEP_ENGINES ("docker apptainer" in CI) is a failure.
 """
 
 import contextlib
@@ -38,23 +38,21 @@ def answers(*command: str) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def need(there: bool, otherwise: str) -> None:
+def need(engine: str, there: bool, otherwise: str) -> None:
     if there:
         return
-    if "LOCKSTEP_ENGINES" in os.environ:
+    if engine in os.environ.get("LOCKSTEP_ENGINES", "").split():
         pytest.fail(otherwise)
     pytest.skip(otherwise)
 
 
 @pytest.fixture(scope="module")
 def docker():
-    need(shutil.which("docker") is not None and answers("docker", "info"), "Docker does not answer here")
-    need(answers("docker", "compose", "version"), "Docker has no Compose here")
+    need("docker", shutil.which("docker") is not None and answers("docker", "info"), "Docker does not answer here")
+    need("docker", answers("docker", "compose", "version"), "Docker has no Compose here")
     for image in IMAGES:
-        need(
-            answers("docker", "image", "inspect", f"lockstep/{image}:cpu"),
-            f"no image lockstep/{image}:cpu; make images",
-        )
+        there = answers("docker", "image", "inspect", f"lockstep/{image}:cpu")
+        need("docker", there, f"no image lockstep/{image}:cpu; make images")
 
 
 def place(folder, owner: int | None = None):
@@ -87,9 +85,10 @@ def compose(docker, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def apptainer(tmp_path_factory):
-    need(shutil.which("apptainer") is not None, "Apptainer is not installed here")
+    need("apptainer", shutil.which("apptainer") is not None, "Apptainer is not installed here")
     for name in containers.FAMILIES:
-        need((PROJECT / containers.SIF / f"{name}-cpu.sif").is_file(), f"no image of {name} in docker/sif; make sif")
+        there = (PROJECT / containers.SIF / f"{name}-cpu.sif").is_file()
+        need("apptainer", there, f"no image of {name} in docker/sif; make sif")
     return place(tmp_path_factory.mktemp("apptainer"))
 
 

@@ -93,4 +93,4 @@ def test_files_of_runs_are_those_of_their_kind(tmp_path):
     assert paths.run_files(tmp_path, paths.RECORD, row="ddp") == wanted
     assert paths.run_files(tmp_path, paths.RECORD) == [*wanted, others[1]]
     assert paths.run_files(tmp_path, paths.RECORD, kind=paths.PARITY) == [others[0]]
-    assert paths.repetitions_of(wanted[0].parent) == [file.parent for file in wanted]
+    assert [paths.first_repetition_of(file.parent) for file in wanted] == 2 * [wanted[0].parent]

@@ -26,12 +26,13 @@ def results(tmp_path):
 def search(results, monkeypatch):
     """Searches with runs that take as long as `cost(recipe)` says: (seconds per sample, seconds to compile)."""
 
-    def run_with(cost, **asked):
+    def run_with(cost, disturbed=(), **asked):
         def run(checked, row, repeat, folder):
             warm, cold = cost(row.options | {"precision": row.precision, "processes": row.hardware.processes})
             samples = row.train.max_steps * row.train.global_batch
             clock = {"train_seconds": warm * samples, "stall_seconds": 0, "cold_seconds": cold}
-            return made.run(clock=clock, work={"samples": samples})
+            watch = {"disturbed": ["a neighbour"] if row.name in disturbed else []}
+            return made.run(clock=clock, work={"samples": samples}, watch=watch)
 
         monkeypatch.setattr(runs, "run", run)
         checked = reading.parse({"hardware": {"device": "cpu", "processes": 2}, "train": {"epochs": 2}} | asked)
@@ -71,6 +72,19 @@ def test_what_seems_to_pay_once_is_not_kept(search):
     assert "packed: true: 0.50 of the time, 200 samples/s once warm, not kept" in said
     unlucky = iter([0.02])
     assert tuning.winner(search(lambda recipe: (next(unlucky, 0.01), 0))[0]) == tuning.START
+
+
+@pytest.mark.parametrize("disturbed", ["again", "before"])
+def test_what_was_disturbed_is_not_kept_and_says_so(search, disturbed):
+    """What it was compared with may only have been slow because of the neighbour."""
+    number = 1 + next(at for at, change in enumerate(tuning.CHANGES) if "packed" in change)
+    tries, said = search(
+        lambda recipe: (0.005 if recipe["packed"] else 0.01, 0), disturbed=[f"try{number}_{disturbed}"]
+    )
+    assert tuning.winner(tries) == tuning.START
+    assert [attempt["name"] for attempt in tries if attempt["disturbed"] == "a neighbour"] == [f"try{number}"]
+    assert "packed: true: 0.50 of the time, 200 samples/s once warm, not kept (disturbed: a neighbour)" in said
+    assert tuning.winner(search(lambda recipe: (0.005 if recipe["packed"] else 0.01, 0))[0]) != tuning.START
 
 
 def test_what_a_machine_can_not_do_is_no_try(search):

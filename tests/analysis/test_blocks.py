@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import yaml
 
-from lockstep import files, stats
+from lockstep import files, paths, stats
 from lockstep.analysis import blocks
 from lockstep.config import configuration, reading, schema
 from lockstep.config.configuration import Config
 from lockstep.errors import BadInput
 from lockstep.paths import decision_file
-from lockstep.proof import fairness
+from lockstep.proof import fairness, verdicts
 from lockstep.report import headline, summary
+from tests import made
 from tests.conftest import REAL_DATA, copy_project
 
 ROWS = [f"row{number}" for number in range(12)]
@@ -123,17 +124,66 @@ def test_the_fastest_rows_are_trained_again(results):
     train(results, "single", [20.0, 20.4])
     train(results, "ddp", [10.0, 10.9])
     train(results, "fsdp", [10.4, 10.3])
-    decided = blocks.decide(asked(results), results, 2)
+    decided = blocks.decide(asked(results), results, 2, [])
     assert (decided["rows"], decided["why"]) == (["ddp", "fsdp"], "")
     assert decided["width"] > configuration.PRECISE
     assert decided["seconds"] == pytest.approx(20 + 20.4 + 10 + 10.9 + 10.4 + 10.3 + 30)
     assert decided["next_seconds"] == pytest.approx(10.9 + 10.4 + 10)
 
 
+def test_a_fast_row_that_trains_another_model_ends_nobody_s_repetitions(tmp_path, monkeypatch):
+    """The report does not compare it, so that the others were left with two repetitions."""
+    times = {"single": [20.0, 20.4], "ddp": [19.0, 21.9], "wrong": [5.0, 5.1]}
+
+    def run(config, row, folder, repeat):
+        taken = dict(enumerate(times[row.name], 1)).get(repeat)
+        return taken and made.record(row=row.name, repeat=repeat, clock={"train_seconds": taken})
+
+    monkeypatch.setattr(blocks, "_run", run)
+    monkeypatch.setattr(blocks, "LEAST_FREEDOM", 1)
+    rows = {"single": {"strategy": "single"}, "ddp": {"strategy": "ddp"}, "wrong": {"strategy": "ddp"}}
+    hardware = {"device": "cpu", "processes": 2, "oversubscribe": True}
+    asked = reading.parse({"rows": rows, "hardware": hardware, "repeats": "auto", "budget": 1e6})
+    assert blocks.decide(asked, tmp_path, 2, [])["why"] == "one row is fastest"
+    decided = blocks.decide(asked, tmp_path, 2, ["wrong"])
+    assert (decided["rows"], decided["left_out"]) == (["single", "ddp"], ["wrong"])
+
+
+BATCH_NORM = {"ddp": {"strategy": "ddp"}, "synced": {"strategy": "ddp", "sync_batchnorm": True}}
+
+
+@pytest.mark.parametrize(
+    ("rows", "normalises", "left_out"),
+    [
+        ({"hooked": {"strategy": "ddp", "hook": "powersgd"}, "ddp": {"strategy": "ddp"}}, False, ["hooked"]),
+        (BATCH_NORM, True, ["ddp"]),
+        (BATCH_NORM, False, []),
+    ],
+)
+def test_rows_that_train_another_model_by_design_are_not_compared(tmp_path, rows, normalises, left_out):
+    files.write_json(paths.data_file(tmp_path), {"batch_statistics": normalises})
+    hardware = {"device": "cpu", "processes": 2, "oversubscribe": True}
+    assert verdicts.not_compared(reading.parse({"rows": rows, "hardware": hardware}), tmp_path) == left_out
+
+
+@pytest.mark.parametrize(
+    ("proof", "asked", "left_out"),
+    [("unequal", {}, ["ddp"]), ("equal", {}, []), ("unequal", {"precision": "bf16"}, [])],  # the last one is stale
+)
+def test_a_row_with_a_wrong_verdict_is_not_compared(tmp_path, proof, asked, left_out):
+    config = reading.parse({"rows": {"ddp": {"strategy": "ddp"}}, "hardware": {"device": "cpu"}})
+    files.write_json(paths.data_file(tmp_path), {"batch_statistics": False, "hash": "d", "weights": "w"})
+    folder = tmp_path / config.trial(config.rows["ddp"]).folder(1)
+    files.write_json(folder / paths.SETTINGS, asked)
+    verdict = {"proof": proof, "reason": "", "distances": None, "steps": 12, "world_size": 2}
+    files.write_json(folder / paths.VERDICT, verdict)
+    assert verdicts.not_compared(config, tmp_path) == left_out
+
+
 def test_attempts_that_were_disturbed_count_as_time_spent(results):
     for row in ("single", "ddp", "fsdp"):
         train(results, row, [10.0, 10.2])
-    undisturbed = blocks.decide(asked(results), results, 2)["seconds"]
+    undisturbed = blocks.decide(asked(results), results, 2, [])["seconds"]
     (file,) = (results / "runs" / "ddp").glob("n*/rep2/record.json")
     before = {
         "started": "2026-01-01T00:00:00+00:00",
@@ -142,7 +192,7 @@ def test_attempts_that_were_disturbed_count_as_time_spent(results):
         "disturbed": ["noise"],
     }
     files.write_json(file, files.read_json(file) | {"disturbed_before": [before]})
-    assert blocks.decide(asked(results), results, 2)["seconds"] == pytest.approx(undisturbed + 77)
+    assert blocks.decide(asked(results), results, 2, [])["seconds"] == pytest.approx(undisturbed + 77)
 
 
 def test_no_row_is_left_out_while_the_spread_is_hardly_known(results, monkeypatch):
@@ -150,7 +200,7 @@ def test_no_row_is_left_out_while_the_spread_is_hardly_known(results, monkeypatc
     train(results, "single", [20.0, 20.4])
     train(results, "ddp", [10.0, 10.2])
     train(results, "fsdp", [10.0, 10.2])
-    decided = blocks.decide(asked(results), results, 2)
+    decided = blocks.decide(asked(results), results, 2, [])
     assert (decided["rows"], decided["why"]) == (["single", "ddp", "fsdp"], "")
 
 
@@ -161,7 +211,7 @@ def test_runs_that_are_there_cost_nothing(results):
         train(results, row, [10.0, 10.9, 10.2])
     now = asked(results, budget=1.0)
     for block, (rows, why) in ((2, (["ddp", "fsdp"], "")), (3, ([], "budget"))):
-        decided = blocks.decide(now, results, block)
+        decided = blocks.decide(now, results, block, [])
         assert (decided["rows"], decided["why"]) == (rows, why)
         files.write_json(decision_file(results, block), decided)
     assert [blocks.repetitions(now, now.rows[row], results) for row in ("single", "ddp")] == [[1, 2], [1, 2, 3]]
@@ -170,7 +220,7 @@ def test_runs_that_are_there_cost_nothing(results):
 def test_one_row_is_faster_than_nothing(results):
     train(results, "single", [20.0, 20.4])
     alone = reading.parse(asked(results).source | {"rows": {"single": {"strategy": "single"}}})
-    decided = blocks.decide(alone, results, 2)
+    decided = blocks.decide(alone, results, 2, [])
     assert (decided["rows"], decided["why"]) == ([], "nothing to compare")
     files.write_json(decision_file(results, 2), decided)
     assert "No further blocks" not in " ".join(line.en for line in headline.lines(summary.gather(alone, results)))
@@ -191,7 +241,7 @@ def test_a_decision_that_the_records_do_not_bear_out_is_found(results):
         train(results, row, seconds)
     now = asked(results, budget=150.0)
     (results / "config.yaml").write_text(yaml.safe_dump(now.source | {"rows": DROPPED | now.source["rows"]}))
-    decided = blocks.decide(now, results, 2)
+    decided = blocks.decide(now, results, 2, [])
     for changed in ({}, {"width": 0.001}, {"contending": ["ddp"]}):
         files.write_json(decision_file(results, 2), decided | changed)
         breaches = [what for where, what in fairness.check(results).breaches if where.endswith("blocks/2.json")]
@@ -211,7 +261,7 @@ def test_why_it_ends(results, ddp, fsdp, changes, why):
     train(results, "ddp", ddp)
     train(results, "fsdp", fsdp)
     now = asked(results, **changes)
-    decided = blocks.decide(now, results, 2)
+    decided = blocks.decide(now, results, 2, [])
     assert (decided["rows"], decided["why"]) == ([], why)
     # Two repetitions a row are what its rule came to, and no breach; of `repeats: 2` they would be.
     files.write_json(decision_file(results, 2), decided)
@@ -227,7 +277,7 @@ def test_a_row_that_was_always_disturbed_stays_in_contention(results):
     train(results, "single", [20.0, 20.4])
     train(results, "ddp", [10.0, 10.2])
     train(results, "fsdp", [90.0, 80.0], disturbed=True)
-    decided = blocks.decide(asked(results), results, 2)
+    decided = blocks.decide(asked(results), results, 2, [])
     assert (decided["rows"], decided["width"]) == (["ddp", "fsdp"], None)
 
 
@@ -237,7 +287,7 @@ def test_the_report_has_the_runs_that_were_decided_on_and_says_how_it_ended(resu
     train(results, "fsdp", [10.4, 10.3])
     shutil.rmtree(results / "runs/ddp/n2/rep3")
     now = asked(results, budget=150.0)
-    files.write_json(decision_file(results, 2), blocks.decide(now, results, 2))
+    files.write_json(decision_file(results, 2), blocks.decide(now, results, 2, []))
     gathered = summary.gather(now, results)
     assert {row: len(runs) for row, runs in gathered.runs.items()} == {"single": 2, "ddp": 3, "fsdp": 3}
     said = " ".join(line.en for line in headline.lines(gathered))
@@ -248,7 +298,7 @@ def test_the_report_has_the_runs_that_were_decided_on_and_says_how_it_ended(resu
         shutil.copytree(run / "rep2", run / "rep3")
         record = files.read_json(run / "rep3/record.json")
         files.write_json(run / "rep3/record.json", record | {"repeat": 3})
-    files.write_json(decision_file(results, 3), blocks.decide(now, results, 3))
+    files.write_json(decision_file(results, 3), blocks.decide(now, results, 3, []))
     gathered = summary.gather(now, results)
     said = " ".join(line.en for line in headline.lines(gathered))
     assert "repetitions: 2 to 3" in said

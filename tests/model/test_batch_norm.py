@@ -10,7 +10,6 @@ from lockstep.config import reading
 from lockstep.errors import RunFailed
 from lockstep.model import batch_norm
 from lockstep.model.convnets import BasicNetBN, ResNet
-from lockstep.proof import parity
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
@@ -84,5 +83,5 @@ def test_which_models_depend_on_the_batch(model, depends):
 )
 def test_where_shares_are_normalised_apart_a_row_is_another_model(row, why):
     asked = reading.parse({"hardware": {"device": "cpu", "processes": 2, "oversubscribe": True}, "rows": {"x": row}})
-    told = parity._splits_batch_statistics(asked.trial(asked.rows["x"]))
+    told = asked.trial(asked.rows["x"]).splits_batch_statistics
     assert told == (f"batch normalisation takes its statistics {why}" if why else "")

@@ -1,5 +1,6 @@
 """The rules of a fair comparison: a folder that keeps them has no breach, and every violation is reported."""
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ from lockstep.errors import BadInput
 from lockstep.proof import fairness
 from lockstep.report import comparison, page, summary
 from lockstep.run import journal
+from tests import made
 
 ROWS = ("single", "ddp", "fsdp")
 
@@ -64,6 +66,22 @@ def run(results: Path, row: str = "ddp", repeat: int = 2) -> Path:
 
 def test_a_fair_comparison_has_no_breach(results):
     assert fairness.check(results) == fairness.Findings(runs=9, rows=3, breaches=[])
+
+
+def test_each_repetition_may_have_a_plan_of_its_own_in_which_its_rows_agree(tmp_path):
+    """As with vary_seed."""
+    records = {}
+    for place, (repeat, row) in enumerate(itertools.product((1, 2), ("single", "ddp"))):
+        folder = tmp_path / paths.run_name(row, 1, repeat)
+        files.write_json(folder / paths.ENVIRONMENT, {"packages": {}})
+        about = {"started": f"2026-01-01T00:{place:02}:00+00:00", "hashes": {"plan": 64 * str(repeat)}}
+        settings = {"optimizer": "AdamW", "groups": [], "dropout": [0.1]}
+        records[folder] = made.record(row=row, repeat=repeat, settings=settings, **about)
+    assert list(fairness._together(records, tmp_path)) == []
+    records[folder].hashes["plan"] = 64 * "1"
+    assert list(fairness._together(records, tmp_path)) == [
+        (str(folder), "its plan differs from the rest of the closed division")
+    ]
 
 
 def test_an_empty_folder_is_told(tmp_path):

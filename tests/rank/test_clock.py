@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lockstep.rank.clock import Clock
+from lockstep.run import lifetime
 from lockstep.run.progress import LAUNCHED
 
 
@@ -20,7 +21,7 @@ class FakeTime:
 
 @pytest.fixture
 def time(monkeypatch):
-    monkeypatch.setenv(LAUNCHED, "90.0")
+    monkeypatch.setenv(LAUNCHED, f"90.0 {lifetime.boot()}")
     return FakeTime()
 
 
@@ -94,4 +95,11 @@ def test_no_garbage_is_collected_inside_the_window():
 def test_without_a_supervisor_the_clock_starts_with_the_process(monkeypatch):
     monkeypatch.delenv(LAUNCHED, raising=False)
     time = FakeTime()
+    assert Clock(time).launched == 100.0
+
+
+def test_the_clock_of_another_machine_is_not_taken_for_one_s_own(time, monkeypatch):
+    """As where horovodrun starts ranks by ssh."""
+    assert Clock(time).launched == 90.0
+    monkeypatch.setenv(LAUNCHED, "90.0 of-another-boot")
     assert Clock(time).launched == 100.0

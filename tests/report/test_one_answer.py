@@ -8,7 +8,7 @@ import pytest
 
 from lockstep import columns, stats
 from lockstep.config import reading
-from lockstep.report import charts, page, ranking, words
+from lockstep.report import charts, headline, page, ranking, words
 from lockstep.run.record import Tested
 from tests import made
 
@@ -42,17 +42,38 @@ def run(row: str, repeat: int, seconds: float, **changes) -> Tested:
 RUNS = {name: [run(name, k, taken) for k, taken in enumerate(several)] for name, several in SECONDS.items()}
 
 
-@pytest.fixture
-def compared() -> tuple[dict[str, dict], dict]:
-    """The rows by name, and their ratios."""
-    rows = [
+def rows_of() -> list[dict]:
+    return [
         dict.fromkeys(columns.KEYS)
         | {"row": name, "strategy": row.strategy, "division": row.division, "device": "cpu", "proof": "equal"}
         | {"train_seconds": float(np.median(SECONDS[name]))}
         for name, row in CONFIG.rows.items()
     ]
+
+
+@pytest.fixture
+def compared() -> tuple[dict[str, dict], dict]:
+    """The rows by name, and their ratios."""
+    rows = rows_of()
     ratios, _, _ = ranking.compare(rows, RUNS, CONFIG)
     return {row["row"]: row for row in rows}, ratios
+
+
+@pytest.mark.parametrize("failed", [{"train_seconds": None}, {"proof": "failed"}])
+def test_no_other_row_becomes_the_baseline_where_that_failed(failed):
+    """all_threads is `single`, too, and the report would call its speed that of single."""
+    rows = rows_of()
+    rows[0] |= failed
+    ratios, _, _ = ranking.compare(rows, RUNS, CONFIG)
+    assert {row["speedup"] for row in rows} == {None}
+    assert "all_threads" in ratios["ddp"], "which are compared all the same"
+    assert headline._baseline(rows[1:], rows) is None
+
+
+def test_the_baseline_is_no_other_row_where_all_its_runs_were_disturbed(compared):
+    rows = list(compared[0].values())
+    assert headline._baseline(rows, rows)["row"] == "single"
+    assert headline._baseline(rows[1:], rows) is None
 
 
 def test_every_part_of_the_page_has_the_same_interval_of_the_same_two_rows(compared):

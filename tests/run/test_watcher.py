@@ -159,9 +159,14 @@ def test_the_server_of_mps_does_not_count_and_its_clients_do(on_gpus, monkeypatc
     nvml.process_name.cache_clear()
 
 
-def test_without_samples_nothing_is_claimed():
-    judged = watcher.judge([], [0.0, 5.0], cores=2, busy=2)
+def test_what_nobody_watched_does_not_count_as_undisturbed():
+    """Unless it is so short that the watcher may not have begun."""
+    judged = watcher.judge([], [0.0, 4.0], cores=2, busy=2)
     assert (judged.samples, judged.others_cores, judged.disturbed, judged.cpu_mhz) == (0, 0, [], None)
+    for watched, reasons in ((0, ["0"]), (9, ["9"]), (11, [])):
+        samples = [sample(at) for at in range(watched)]
+        told = [f"the machine was watched for {seconds} of 20 s only" for seconds in reasons]
+        assert watcher.judge(samples, [0.0, 20.0], cores=2, busy=2).disturbed == told
 
 
 RUN = """

@@ -145,7 +145,7 @@ def in_action(repository: Path, environment: dict[str, str], **inputs: str) -> l
     defaults = {name: about.get("default", "") for name, about in ACTION["inputs"].items()}
     values = {f"inputs.{name}": value for name, value in (defaults | inputs).items()}
     values |= {"github.action_path": str(PROJECT), "inputs.token": "secret"}
-    values["inputs.against || github.base_ref || 'HEAD~1'"] = inputs.get("against") or "main"
+    values["inputs.against || github.base_ref || github.event.before || 'HEAD~1'"] = inputs.get("against") or "main"
     codes = []
     for step in ACTION["runs"]["steps"]:
         output = Path(environment["GITHUB_OUTPUT"])
@@ -161,6 +161,46 @@ def in_action(repository: Path, environment: dict[str, str], **inputs: str) -> l
         codes.append(finished.returncode)
         print(finished.stdout, finished.stderr)
     return codes
+
+
+@pytest.fixture
+def options(tmp_path):
+    """Runs action/gate.sh where the gate only notes its options; returns the exit code, and the options if it ran."""
+    python, noted = tmp_path / "lockstep" / "bin" / "python", tmp_path / "options"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/bash\necho "$@" > {noted}\n')
+    python.chmod(0o755)
+
+    def run(**changes: str) -> tuple[int, list[str]]:
+        noted.unlink(missing_ok=True)
+        given = {"AGAINST": "main", "SLOWER": "5%", "BLOCKS": "10", "MINUTES": "30", "STEPS": "0", "SHARE": ""}
+        given |= {"STRICT": "false", "COMMAND": "python train.py", "HERE": str(PROJECT), "RUNNER_TEMP": str(tmp_path)}
+        given |= {f"GITHUB_{name}": str(tmp_path / name) for name in ("STEP_SUMMARY", "OUTPUT")}
+        environment = {"PATH": os.environ["PATH"]} | given | changes
+        finished = subprocess.run(["bash", str(PROJECT / "action" / "gate.sh")], env=environment, check=False)
+        return finished.returncode, noted.read_text().split() if noted.is_file() else []
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("said", "strict"), [*((word, True) for word in ("true", "True", "yes", "on", "1")), ("no", False), ("", False)]
+)
+def test_strict_is_what_yaml_calls_true(options, said, strict):
+    code, given = options(STRICT=said)
+    assert (code, "--strict" in given) == (0, strict)
+
+
+def test_another_word_for_strict_is_refused(options, tmp_path):
+    assert options(STRICT="maybe") == (2, [])
+    assert "`strict` is `maybe`. Set it to true or false." in (tmp_path / "STEP_SUMMARY").read_text()
+
+
+@pytest.mark.parametrize(("before", "against"), [("0" * 40, "HEAD~1"), ("0" * 39 + "1", "0" * 39 + "1")])
+def test_where_nothing_was_before_a_push_its_last_commit_is_judged(options, before, against):
+    code, given = options(AGAINST=before)
+    assert code == 0
+    assert given[given.index("--against") + 1] == against
 
 
 @pytest.mark.slow

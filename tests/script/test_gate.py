@@ -574,6 +574,47 @@ def test_what_a_change_does_to_the_model_is_told(name, ranks):
     assert sorted({each.kind for each in findings.wrong_of(found)}) == sorted(kinds), found
 
 
+NEVER = float("-inf")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "rounding", "wrong"),
+    [
+        ([0.0, 0.1, 0.2], [0.0, 0.1, 0.3], None, [2]),
+        ([0.0, 0.1, 0.2], [0.0, 0.1, 0.2 + 1e-7], None, []),
+        ([0.0, 0.1, 0.2], [0.0, 0.1, 0.201], [(1e-3, 1e-3)], []),
+        ([0.0, 0.1, 0.2], [0.0, 0.1, float("nan")], None, [2]),
+        ([0.5, 0.5, 0.5], [0.5, 0.6, 0.5], None, [1]),  # of a table that does not move
+        ([NEVER, NEVER, NEVER], [NEVER, NEVER, NEVER], None, []),  # a mask
+    ],
+)
+def test_buffers_that_differ_are_another_model(before, now, rounding, wrong):
+    """As another momentum of batch normalisation makes them: it changes no gradient. `before` and `now` by step."""
+    recordings = []
+    for values in (now, before):
+        recordings.append(recorded())
+        (rank,) = recordings[-1].ranks
+        for noted, value in zip((rank["initial"], *rank["steps"]), values, strict=True):
+            noted["buffers"] = {"norm.running_mean": sketch(value, value)}
+    found = findings.wrong_of(findings.two_commits(*recordings, rounding))
+    assert [(each.kind, each.step) for each in found] == [("buffer", step) for step in wrong]
+    assert all("buffers are not: norm.running_mean" in each.says for each in found)
+
+
+NORMALISED = "nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32, momentum=0.1), nn.ReLU(), nn.Linear(32, 4))"
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_another_momentum_of_batch_normalisation_is_another_model(repository):
+    edit(repository / "model.py", "nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))", NORMALISED)
+    git(repository, "commit", "--quiet", "--all", "--message", "Normalise")
+    edit(repository / "model.py", "momentum=0.1", "momentum=0.2")
+    code, outcome, said = gated(repository)
+    assert (code, outcome["verdict"]) == (1, gate.UNEQUAL), said
+    assert "buffers are not: 1.running_mean, 1.running_var" in outcome["reason"]
+
+
 @pytest.mark.parametrize(
     ("gradients", "weights", "says"),
     [

@@ -4,9 +4,10 @@ It runs in the script's own Python, whose code knows nothing of Lockstep. So it 
 that the script computes except dropout, and writes one file per process into the recording's folder.
 
 For each optimizer step of this process it records a hash of each sample that went into the model, the loss that was
-differentiated, the optimizer's settings, and the norm and a sketch of each parameter's gradient and new value. A sketch
-consists of 61 sums, each over every 61st number. Sketches are linear, so the distance of two sketches estimates the
-distance of two tensors. 61 is prime, so that no row or column of a usual matrix falls into a single sum.
+differentiated, the optimizer's settings, and the norm and a sketch of each parameter's gradient and new value, and of
+each buffer. A sketch consists of 61 sums, each over every 61st number. Sketches are linear, so the distance of two
+sketches estimates the distance of two tensors. 61 is prime, so that no row or column of a usual matrix falls into a
+single sum.
 
 LOCKSTEP_RECORDING names the folder. LOCKSTEP_REPLAY names the folder of an earlier recording; this process, the only
 one, then gets that recording's samples, initial weights and learning rates.
@@ -281,6 +282,16 @@ def weights():
     return sketches, hashes, sharded
 
 
+def buffers():
+    """The sketches of the models' floating-point buffers, as the running means of batch normalisation."""
+    found = {}
+    for number, model in enumerate(state.models):
+        for name, buffer in model.named_buffers():
+            if buffer.is_floating_point() and buffer.numel() and not buffer.is_meta:
+                found[(f"{number}." if number else "") + plain(name)] = sketched(whole(buffer)[0])
+    return found
+
+
 # --- Recording -----------------------------------------------------------------------------------------------------
 
 
@@ -330,6 +341,7 @@ def _begin(model):
     state.initial = {
         "weights": sketches,
         "hashes": hashes,
+        "buffers": buffers() | (state.initial or {}).get("buffers", {}),
         "sharded": sharded,
         # DataParallel over several GPUs; without any it only calls the model.
         "data_parallel": type(model).__name__ == "DataParallel" and len(getattr(model, "device_ids", ())) > 1,
@@ -505,6 +517,7 @@ def step_done():
     if of_same_step():
         last = state.steps[-1]
         last["weights"], last["hashes"], _ = weights()
+        last["buffers"] = buffers()
         last["gradients"] |= state.step["gradients"]
         last["unstepped"] = [name for name in last.get("unstepped", ()) if name in state.step.get("unstepped", ())]
         last["rates"] += state.step["rates"]
@@ -513,6 +526,7 @@ def step_done():
         state.step = _empty_step()
         return write()
     state.step["weights"], state.step["hashes"], _ = weights()
+    state.step["buffers"] = buffers()
     state.steps.append(state.step)
     state.step, state.frame = _empty_step(), None
     write()

@@ -5,6 +5,7 @@ from lockstep.analysis import blocks
 from lockstep.errors import BadInput
 from lockstep.files import write_json
 from lockstep.paths import decision_file
+from lockstep.proof import verdicts
 from lockstep.run import journal
 
 
@@ -17,7 +18,8 @@ def main() -> None:
         raise BadInput(f"repeats: is {config.repeats}, so there is nothing to decide. Set it to auto.")
     if arguments.block not in config.repetitions:
         raise BadInput(f"--block {arguments.block}: blocks are numbered from 1 to {config.repetitions[-1]}.")
-    decided = blocks.decide(config, arguments.results, arguments.block)
+    left_out = verdicts.not_compared(config, arguments.results)
+    decided = blocks.decide(config, arguments.results, arguments.block, left_out)
     file = decision_file(arguments.results, arguments.block)
     write_json(file, decided)
     journal.note(arguments.results, "decision", file.parent, (decision_file(arguments.results, "*").name,))

@@ -1,6 +1,6 @@
 """Convert a run's checkpoint and test the model: convert.py and test.py in one process.
 
-If a tested repetition of the same row ended with exactly the same weights, its model and test are copied instead.
+If a row's first repetition ended with exactly the same weights, later ones copy its model and test instead.
 """
 
 import argparse
@@ -48,18 +48,23 @@ def evaluate(run: Path) -> dict:
 
 
 def tested_twin(run: Path) -> Path | None:
-    """A tested repetition of the same row with the same data and the same sha256 of its weights, or None."""
-    for other in paths.repetitions_of(run):
-        files = [f"{paths.CHECKPOINT}/{MANIFEST}", paths.TEST_REPORT, paths.RECORD]
-        if other != run and all((other / file).is_file() for file in files):
-            same = [
-                read_json(folder / paths.CHECKPOINT / MANIFEST)["weights"]
-                + record_files.read_run(folder).hashes["data"]
-                for folder in (run, other)
-            ]
-            if same[0] == same[1] and _sealed(other / paths.MODEL):
-                return other
-    return None
+    """The row's first repetition, if it is tested and what decides a test is the same there; otherwise None.
+
+    That is the weights, by their sha256, the data, the task and the strategy's options. Snakemake tests the first
+    repetition before the others. It never copies itself: when the code of a test has changed, all others are outdated.
+    """
+    first = paths.first_repetition_of(run)
+    files = (f"{paths.CHECKPOINT}/{MANIFEST}", paths.TEST_REPORT, paths.RECORD, paths.SETTINGS)
+    if run.resolve() == first.resolve() or not all((first / file).is_file() for file in files):
+        return None
+    return first if _decides(run) == _decides(first) and _sealed(first / paths.MODEL) else None
+
+
+def _decides(run: Path) -> tuple:
+    """What decides the result of a run's test, beside the code."""
+    weights = read_json(run / paths.CHECKPOINT / MANIFEST)["weights"]
+    settings = read_json(run / paths.SETTINGS)
+    return weights, record_files.read_run(run).hashes["data"], settings["task"], settings.get("options")
 
 
 def _sealed(model: Path) -> bool:

@@ -1,6 +1,7 @@
 """Prove that rows train the same model as single: train a few steps of both, compare them, and print the verdicts.
 
-The exit code is 1 if a row is not proven: it is unequal and not designed to be, or its trial failed.
+The exit code is 1 if a row is not proven: it is unequal and not designed to be, its trial failed, or it could be proven
+here and there is no verdict on its present settings.
 """
 
 from lockstep import cli
@@ -30,7 +31,7 @@ def main() -> int:
     for name in names:
         if name not in references:
             config.require_row(name, f"--row {name}", besides=("reference",))
-    by_name = {}
+    by_name, missing = {}, {}
     for at, name in enumerate(names, 1):
         if len(names) > 1 and not arguments.show:
             print(f"{name}: {at} of {len(names)}", flush=True)
@@ -54,7 +55,9 @@ def main() -> int:
                 by_name[name] = {"proof": "failed", "reason": str(error)}
                 continue
         by_name[name] = verdicts.read(config, config.rows[name], arguments.results)
-    print_table(COLUMNS, [line(name, verdict) for name, verdict in by_name.items()], SPARED)
+        if why := verdicts.missing(config, config.rows[name], by_name[name], arguments.results):
+            by_name[name], missing[name] = None, why
+    print_table(COLUMNS, [line(name, verdict, missing) for name, verdict in by_name.items()], SPARED)
     unproven = {name: each for name, each in by_name.items() if each and each["proof"] in verdicts.WRONG}
     for name, verdict in unproven.items():
         if verdict.get("by_nature"):
@@ -62,13 +65,15 @@ def main() -> int:
     wrong = [name for name, verdict in unproven.items() if not verdict.get("by_nature")]
     if wrong:
         print(f"not proven to train the same model as single: {', '.join(wrong)}")
-    return bool(wrong) and not arguments.exit_zero
+    if missing:
+        print(f"no verdict on their present settings: {', '.join(missing)}. To prove them: lockstep proof")
+    return bool(wrong or missing) and not arguments.exit_zero
 
 
-def line(name: str, verdict: dict | None) -> list[str]:
-    """One line of the table."""
+def line(name: str, verdict: dict | None, missing: dict[str, str]) -> list[str]:
+    """One line of the table; missing: why there is no verdict on a row."""
     if verdict is None:
-        return [name, "not run", *[""] * 6, ""]
+        return [name, "not run", *[""] * 6, missing.get(name, "")]
     proof, why = verdict["proof"].replace("-", " "), verdict["reason"] or verdict.get("lossy", "")
     if not verdict.get("distances"):
         return [name, proof, *[""] * 6, why]

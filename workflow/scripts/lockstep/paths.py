@@ -230,9 +230,9 @@ def results_of(run: Path) -> Path | None:
     return run.parents[3] if len(run.parents) > 3 and run.parents[2].name == RUNS else None
 
 
-def repetitions_of(run: Path) -> list[Path]:
-    """The folders of all repetitions of the row of this run, including this one."""
-    return sorted(run.parent.glob(Path(run_name("*", "*", "*")).name))
+def first_repetition_of(run: Path) -> Path:
+    """The folder of the first repetition of the row of this run, which may be this one."""
+    return run.parent / Path(run_name("*", "*", 1)).name
 
 
 # Files in a run's folder while it trains:

@@ -19,13 +19,15 @@ from lockstep.run import runs
 START = {"strategy": "recipe", "processes": 1}
 CHANGES = registry.literals(START["strategy"])["TRIES"]
 # A change is kept if it takes less than this share of the time, twice, each time compared with a run of the recipe that
-# it would replace. A change without effect seems faster in one of six single short runs.
+# it would replace, and neither run was disturbed the second time. A change without effect seems faster in one of six
+# single short runs.
 BETTER = 0.95
 
 
 def search(config: Config, results: Path, say: Callable[[str], None]) -> list[dict]:
     """Try recipes until all were tried or the time is up. Returns all tries in order: recipe, seconds, kept, reason.
 
+    `disturbed` of a try says what else used the machine during the runs that decide on it.
     Raises RunFailed if not even the plain recipe can be trained.
     """
     end = time.monotonic() + config.tune.seconds
@@ -41,7 +43,8 @@ def search(config: Config, results: Path, say: Callable[[str], None]) -> list[di
         if _pays(attempt, best):
             before = _try(config, best["recipe"], results, f"try{number}_before")
             again = _try(config, attempt["recipe"], results, f"try{number}_again")
-            attempt["kept"] = _pays(again, before)
+            attempt["disturbed"] = "; ".join(dict.fromkeys(filter(None, [again["disturbed"], before["disturbed"]])))
+            attempt["kept"] = _pays(again, before) and not attempt["disturbed"]
             attempt |= {key: again[key] for key in ("seconds", "samples_per_second") if attempt["kept"]}
         say(_line(attempt, change, best))
         tries.append(attempt)
@@ -60,7 +63,8 @@ def winner(tries: list[dict]) -> dict:
 
 
 def _try(config: Config, recipe: dict, results: Path, name: str) -> dict:
-    attempt = {"name": name, "recipe": recipe, "seconds": None, "samples_per_second": None, "reason": "", "kept": False}
+    nothing = {"seconds": None, "samples_per_second": None, "reason": "", "kept": False, "disturbed": ""}
+    attempt = {"name": name, "recipe": recipe} | nothing
     try:
         record = runs.run(config, config.tried(name, recipe), 1, results)
     except RunStopped:  # the search must end, too
@@ -70,7 +74,8 @@ def _try(config: Config, recipe: dict, results: Path, name: str) -> dict:
     clock, samples = record.clock, record.work.samples
     warm = (clock.train_seconds - clock.stall_seconds) / samples
     seconds = clock.cold_seconds + clock.stall_seconds + warm * _all_samples(config, results)
-    return attempt | {"seconds": seconds, "samples_per_second": 1 / warm}
+    disturbed = "; ".join(record.watch.disturbed)
+    return attempt | {"seconds": seconds, "samples_per_second": 1 / warm, "disturbed": disturbed}
 
 
 def _all_samples(config: Config, results: Path) -> int:
@@ -87,4 +92,5 @@ def _line(attempt: dict, change: dict, best: dict) -> str:
         return f"{settings}: not here ({attempt['reason']})"
     speed = f"{attempt['samples_per_second']:.0f} samples/s once warm"
     compared = f"{attempt['seconds'] / best['seconds']:.2f} of the time, {speed}"
-    return f"{settings}: {compared}, {'kept' if attempt['kept'] else 'not kept'}"
+    disturbed = f" (disturbed: {attempt['disturbed']})" if attempt["disturbed"] else ""
+    return f"{settings}: {compared}, {'kept' if attempt['kept'] else 'not kept'}{disturbed}"

@@ -28,9 +28,10 @@ LEAST_FREEDOM = 8
 ENOUGH_REPETITIONS = 3  # repetitions that distinguish a difference from chance
 
 
-def decide(config: Config, results: Path, block: int) -> dict:
+def decide(config: Config, results: Path, block: int, left_out: list[str]) -> dict:
     """What follows after `block` blocks: `rows`, the rows of the next block (none if this was the last), and why.
 
+    left_out: the rows that are compared with no others (verdicts.not_compared): a fast one ends nobody's repetitions.
     width: the width of the widest interval between two rows in contention; None if it is unknown.
     seconds: the time that the runs of these blocks took.
     next_seconds: the time that the missing runs of the next block would take, by their rows' longest runs so far.
@@ -40,7 +41,8 @@ def decide(config: Config, results: Path, block: int) -> dict:
         name: {stats.block(run): run.clock.train_seconds for run in several if not run.watch.disturbed}
         for name, several in runs.items()
     }
-    closed = [name for name, row in config.rows.items() if row.division == "closed" and runs[name]]
+    compared = [name for name in config.rows if name not in left_out and runs[name]]
+    closed = [name for name in compared if config.rows[name].division == "closed"]
     fit = stats.Fit({name: seconds[name] for name in closed if seconds[name]})
     enough_freedom = fit.freedom >= LEAST_FREEDOM
     fastest = contending(fit, closed) if enough_freedom else closed
@@ -64,6 +66,7 @@ def decide(config: Config, results: Path, block: int) -> dict:
         "block": block,
         "rows": [] if why else fastest,
         "contending": fastest,
+        "left_out": left_out,
         "why": why,
         "width": width,
         "seconds": spent,

@@ -328,6 +328,17 @@ class Row:
         return "; ".join(reasons)
 
     @property
+    def splits_batch_statistics(self) -> str:
+        """Why batch normalisation would make the row train another model than one process; empty if it would not."""
+        if self.train.accumulation > 1:
+            return "batch normalisation takes its statistics over a micro-batch"
+        together = registry.literals(self.strategy)["SYNCS_BATCH_NORM"]
+        if self.replicas > 1 and not any(self.options[key] for key in together):
+            remedy = "".join(f"; {key}: true takes them over all" for key in together)
+            return f"batch normalisation takes its statistics over each device's share of the batch{remedy}"
+        return ""
+
+    @property
     def may_depart(self) -> str:
         """Why its runs may depart from the plan or the schedule, and only report it; empty if they then fail."""
         by_framework = self._matches("OWN_BATCHES") or self.steps_own_schedule

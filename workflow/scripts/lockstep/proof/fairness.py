@@ -21,6 +21,7 @@ from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, verify
 from lockstep.model.schedule import lr_factor, other_rates
+from lockstep.proof import verdicts
 from lockstep.proof.verdicts import PROVEN
 from lockstep.run import facts, journal, record_files, seals, watcher
 from lockstep.run.ledger import check_ledger
@@ -227,7 +228,10 @@ def alike(name: str, ours: dict, theirs: dict) -> bool:
 
 
 def _together(records: dict[Path, Record], results: Path) -> Iterator[Breach]:
-    """All runs must agree in machine, versions and image; closed ones in plan and optimizer; none may overlap."""
+    """All runs must agree in machine, versions and image; closed ones in plan and optimizer; none may overlap.
+
+    Each repetition may have a plan of its own (vary_seed), in which its runs must agree.
+    """
     first = next(iter(records), None)
     for folder in records:
         ours, theirs = read_json(folder / paths.ENVIRONMENT), read_json(first / paths.ENVIRONMENT)
@@ -249,7 +253,7 @@ def _together(records: dict[Path, Record], results: Path) -> Iterator[Breach]:
         ("dropout", lambda run: run.settings["dropout"]),
     ):
         for folder, run in closed.items():
-            if of(run) != of(next(iter(closed.values()))):
+            if of(run) != of(next(other for other in closed.values() if name != "plan" or other.repeat == run.repeat)):
                 yield str(folder), f"its {name} differs from the rest of the closed division"
     spans = sorted((_began(run), folder, run.wall_seconds) for folder, run in records.items())
     for (began, earlier, seconds), (next_began, later, _) in itertools.pairwise(spans):
@@ -394,8 +398,11 @@ def _foretold(records: dict[Path, Record], results: Path) -> Iterator[Breach]:
 def _decided(records: dict[Path, Record], results: Path) -> Iterator[Breach]:
     """The decisions on further blocks must follow from the records; each is computed again."""
     now = _asked(results)
+    others = verdicts.not_compared(now, results) if now else []
     for block, decided in enumerate(blocks.decisions(now, results), configuration.FIRST_BLOCKS) if now else ():
-        again = blocks.decide(now, results, block)
+        # A verdict may have come later than the decision. Those of an earlier version left out none.
+        left_out = [name for name in others if name in decided.get("left_out", ())]
+        again = blocks.decide(now, results, block, left_out)
         # The predicted time of the next block is not compared, as its runs may have been made since.
         measured = None not in (decided["width"], again["width"])
         same_width = math.isclose(decided["width"], again["width"]) if measured else decided["width"] == again["width"]

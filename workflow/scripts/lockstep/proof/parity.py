@@ -29,14 +29,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lockstep import paths
-from lockstep.config import precisions, registry
+from lockstep.config import precisions
 from lockstep.config.configuration import FP64_TOLERANCE, IN_PARTS, MISTAKES, ONE_STEP, REORDERED, Config
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, OtherWork, RunFailed, in_weights
 from lockstep.files import atomic_file, read_json, write_json
 from lockstep.model import lora, models
-from lockstep.proof import conversion
+from lockstep.proof import conversion, verdicts
 from lockstep.run import facts, journal, lifetime, record_files, runs
 from lockstep.run.ledger import check_ledger, gather_ledger
 from lockstep.run.record import Compared
@@ -89,7 +89,7 @@ def _prove_reference(config: Config, trial: Row, results: Path) -> dict:
     own, start = Trained.of(folder), _start(results, trial)
     compared = [name for name in trial.variations if name != ONE_STEP]
     distances = {name: own.distances(Trained.of(folder / name), start) for name in compared}
-    honest = REORDERED if _has_batch_statistics(results) else IN_PARTS | REORDERED
+    honest = REORDERED if verdicts.has_batch_statistics(results) else IN_PARTS | REORDERED
     floors, mistakes = ({name: distances[name] for name in names if name in distances} for names in (honest, MISTAKES))
     for name in compared:  # rows are compared with its step of plain SGD, too
         shutil.rmtree(folder / name)
@@ -142,7 +142,7 @@ def _prove(config: Config, row: Row, trial: Row, references: dict[str, Path], re
         (folder / paths.FINAL_WEIGHTS).unlink()
         for name in trial.variations:
             shutil.rmtree(folder / name, ignore_errors=True)
-    if verdict["proof"] == "unequal" and (why := another_model(row, trial, _has_batch_statistics(results))):
+    if verdict["proof"] == "unequal" and (why := verdicts.another_model(row, trial, results)):
         verdict |= {"by_nature": why, "reason": f"{why}: {verdict['reason']}"}
     write_json(folder / paths.VERDICT, verdict)
     journal.note(results, "proof", folder, OF_A_PROOF)
@@ -229,26 +229,6 @@ def _said_of_gradients(first: dict) -> str:
         how = f"whose gradient is {first['times']:.4g} times as large"
     weights = in_weights(first["differing"], first["weights"], first["nearest"])
     return f"in fp64 the first step's gradient differs in {weights}, {how}"
-
-
-def another_model(row: Row, trial: Row, batch_statistics: bool) -> str:
-    """Why a row trains another model than `single` by design rather than by mistake; empty if it does not."""
-    return row.other_model or (_splits_batch_statistics(trial) if batch_statistics else "")
-
-
-def _splits_batch_statistics(trial: Row) -> str:
-    """Why batch normalisation makes this row train another model than one process; empty if it does not."""
-    if trial.train.accumulation > 1:
-        return "batch normalisation takes its statistics over a micro-batch"
-    together = registry.literals(trial.strategy)["SYNCS_BATCH_NORM"]
-    if trial.replicas > 1 and not any(trial.options[key] for key in together):
-        remedy = "".join(f"; {key}: true takes them over all" for key in together)
-        return f"batch normalisation takes its statistics over each device's share of the batch{remedy}"
-    return ""
-
-
-def _has_batch_statistics(results: Path) -> bool:
-    return read_json(paths.data_file(results))["batch_statistics"]
 
 
 def _below_mildest(distances: Distances, measured: dict) -> float:

@@ -6,7 +6,7 @@ from lockstep import paths
 from lockstep.analysis import staleness
 from lockstep.config.configuration import Config
 from lockstep.config.row import Row
-from lockstep.files import read_object
+from lockstep.files import read_json, read_object
 from lockstep.run import record_files
 
 PROVEN = ("equal", "within-tolerance")  # the verdicts that say: the same model
@@ -32,6 +32,34 @@ def read(config: Config, row: Row, results: Path) -> dict | None:
     if (folder / paths.FAILED).is_file():
         return failed(config, row, read_object(folder / paths.FAILED, ("reason",))["reason"])
     return None
+
+
+def missing(config: Config, row: Row, verdict: dict | None, results: Path) -> str:
+    """Why a verdict, as `read` returns it, says nothing of its row as it is now; empty if it does, or can't be made."""
+    if verdict:
+        return staleness.folder(config, config.trial(row), results)
+    return "" if row.unavailable else "it was not proven yet"
+
+
+def another_model(row: Row, trial: Row, results: Path) -> str:
+    """Why a row trains another model than `single` by design rather than by mistake; empty if it does not."""
+    return row.other_model or (trial.splits_batch_statistics if has_batch_statistics(results) else "")
+
+
+def has_batch_statistics(results: Path) -> bool:
+    """Whether the prepared model normalises over the batch."""
+    return read_json(paths.data_file(results))["batch_statistics"]
+
+
+def not_compared(config: Config, results: Path) -> list[str]:
+    """The rows whose times are compared with no others: they train another model, by design or by their verdict."""
+    names = []
+    for name, row in config.rows.items():
+        trial, verdict = config.trial(row), read(config, row, results)
+        wrong = verdict and verdict["proof"] in WRONG and not staleness.folder(config, trial, results)
+        if wrong or another_model(row, trial, results):
+            names.append(name)
+    return names
 
 
 def multiple(times: float) -> str:

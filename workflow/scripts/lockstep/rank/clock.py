@@ -14,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from lockstep.run import lifetime
 from lockstep.run.progress import LAUNCHED, WARMUP_STEPS
 from lockstep.run.record import RankClock
 
@@ -24,7 +25,9 @@ STALL = 10
 class Clock:
     def __init__(self, now: Callable[[], float] = time.perf_counter):
         self.now = now
-        self.launched = float(os.environ.get(LAUNCHED, now()))
+        launched, _, boot = os.environ.get(LAUNCHED, "").partition(" ")
+        # A rank that a launcher started from another machine, by ssh, has that machine's time in its environment.
+        self.launched = float(launched) if launched and boot == lifetime.boot() else now()
         self.setup: dict[str, float] = {}  # the seconds of each part of the set-up, in order
         self.device: torch.device | None = None
         self._warm_up = 0.0  # seconds before the first window

@@ -93,7 +93,7 @@ def _times(done: list[dict], summary: Summary) -> list[Text]:
     sentences = []
     if not alone:
         sentences = [*answer(best, done, summary), *_further(best, done, summary), *_later(best, done, summary)]
-    baseline = next((row for row in done if row["strategy"] == BASELINE and row["speedup"]), None)
+    baseline = _baseline(done, summary.rows)
     if baseline and best is not baseline and not alone:
         ratio = summary.ratios.get(best["row"], {}).get(baseline["row"])
         sentences += [_ratio(best, baseline, ratio)] if ratio else []
@@ -105,6 +105,12 @@ def _times(done: list[dict], summary: Summary) -> list[Text]:
     if summary.ladder:
         sentences.append(_open(summary.ladder))
     return sentences
+
+
+def _baseline(done: list[dict], rows: list[dict]) -> dict | None:
+    """The baseline, if it is one of the rows that are `done`: the first in the configuration, and never another one."""
+    first = next((row for row in rows if row["strategy"] == BASELINE), None)
+    return first if first in done and first["speedup"] else None
 
 
 def _cold(best: dict, done: list[dict]) -> list[Text]:

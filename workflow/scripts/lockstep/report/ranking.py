@@ -9,7 +9,7 @@ from lockstep.config.hardware import cores_of, device_count
 from lockstep.proof.verdicts import WRONG
 from lockstep.report.reading import Run, good_runs, trusted
 
-BASELINE = "single"  # the strategy of the row that all others are compared with
+BASELINE = "single"  # the strategy of the row that all others of its kind are compared with: the first one
 
 
 def compare(rows: list[dict], runs: dict[str, list[Run]], config: Config) -> tuple[dict, dict | None, list[str]]:
@@ -23,21 +23,25 @@ def compare(rows: list[dict], runs: dict[str, list[Run]], config: Config) -> tup
 
     Rows are of one kind if they do the same work on the same kind of device; a row that trains another model is not
     compared. Ranked are rows of the closed division with an undisturbed run. A row whose runs were all disturbed is
-    compared with the others, but does not enter the fit by which they are compared.
+    compared with the others, but does not enter the fit by which they are compared. Where the baseline failed, no other
+    row takes its place, such as one with other threads: the report's words are about the baseline.
     """
     kinds: dict[tuple, dict[str, dict[stats.Block, float]]] = {}
+    baselines: dict[tuple, str] = {}
     for row in rows:
+        kind = (row["device"], config.rows[row["row"]].plan_name)
+        if row["strategy"] == BASELINE:
+            baselines.setdefault(kind, row["row"])
         if row["train_seconds"] is not None and row["proof"] not in WRONG:
-            kind = (row["device"], config.rows[row["row"]].plan_name)
             seconds = {stats.block(run): run.clock.train_seconds for run in good_runs(runs[row["row"]])}
             kinds.setdefault(kind, {})[row["row"]] = seconds
     by_name = {row["row"]: row for row in rows}
     ratios: dict[str, dict[str, dict]] = {}
     most, unconnected = None, []
-    for members in kinds.values():
+    for kind, members in kinds.items():
         sound = {name: seconds for name, seconds in members.items() if trusted(runs[name])}
         fit = stats.Fit(sound)
-        baseline = next((name for name in members if by_name[name]["strategy"] == BASELINE), None)
+        baseline = baselines.get(kind) if baselines.get(kind) in members else None
         closed = _together({name: sound[name] for name in sound if by_name[name]["division"] == "closed"}, baseline)
         ranked = closed.ranks()
         most = max(most, closed, key=lambda fit: len(fit.rows)) if most else closed

@@ -182,11 +182,16 @@ def starter_is_gone() -> bool:
     return namespace == _namespace() and _began(int(pid)) != began
 
 
+def boot() -> str:
+    """Names this machine since its last boot, from which all its processes count time; empty if unknown."""
+    file = Path("/proc/sys/kernel/random/boot_id")
+    return file.read_text().strip() if file.is_file() else ""
+
+
 def _namespace() -> str:
     """Names the scope of a process id: a machine since its last boot, and a namespace of pid_namespaces(7) on it."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
     try:
-        return f"{boot.read_text().strip() if boot.is_file() else ''}/{os.readlink('/proc/self/ns/pid')}"
+        return f"{boot()}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return "unknown"
 

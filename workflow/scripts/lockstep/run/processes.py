@@ -162,7 +162,8 @@ def supervise(
     with StopRequest(progress, run.saves, run.node, run.nodes) as request:
         started, process = time.perf_counter(), None
         try:
-            environment = environment | {LAUNCHED: repr(started), lifetime.SUPERVISOR: str(os.getpid())}
+            launched = f"{started!r} {lifetime.boot()}"
+            environment = environment | {LAUNCHED: launched, lifetime.SUPERVISOR: str(os.getpid())}
             with signals_wait():
                 process = _start(command, environment, log, run.saves)
             reason = _watch(run, process, progress, log, meanwhile, request)

@@ -13,7 +13,8 @@ from lockstep.files import atomic_file, write_json
 
 # The first steps of a run, which do not count as steady: they set up allocators, thread pools and buckets.
 WARMUP_STEPS = 3
-# Environment variables: when the supervisor started the launcher (perf_counter), and the number of its node.
+# Environment variables: when the supervisor started the launcher (perf_counter, and the boot that it is of), and the
+# number of its node.
 LAUNCHED, NODE = "LOCKSTEP_LAUNCHED", "LOCKSTEP_NODE"
 VIEW = "LOCKSTEP_VIEW_DRAWN"  # set if Snakemake shows a view (lockstep/view/), so that jobs print nothing besides it
 

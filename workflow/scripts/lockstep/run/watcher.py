@@ -27,6 +27,8 @@ INTERVAL = 1.0  # seconds
 LAST_SAMPLE = 10.0  # seconds to wait for the last sample, on a machine too busy for a process of low priority
 # The share of the cores that a run keeps busy (hardware.busy_cores) that others may use; they may use all other cores.
 OTHERS_ALLOWED = 0.02
+# The share of a run's timed window that must have been watched, if that is longer than the watcher takes to start.
+WATCHED, STARTING = 0.5, 5.0
 
 
 @contextlib.contextmanager
@@ -192,10 +194,13 @@ def judge(samples: list[dict], window: list[float], cores: int, busy: int) -> "W
     inside = [sample for sample in samples if sample["end"] > window[0] and sample["begin"] < window[1]]
     # A sample is weighted by the seconds of it that lie inside.
     weights = [min(sample["end"], window[1]) - max(sample["begin"], window[0]) for sample in inside]
-    others = sum(w * sample["others_cores"] for w, sample in zip(weights, inside, strict=True)) / (sum(weights) or 1)
+    watched, seconds = sum(weights), window[1] - window[0]
+    others = sum(w * sample["others_cores"] for w, sample in zip(weights, inside, strict=True)) / (watched or 1)
     wanted = min(busy, cores)
     taken = max(0.0, others - (cores - wanted))
     reasons = []
+    if seconds > STARTING and watched < WATCHED * seconds:  # its watcher ended, or never began
+        reasons.append(f"the machine was watched for {watched:.0f} of {seconds:.0f} s only")
     if taken > OTHERS_ALLOWED * wanted:
         reasons.append(f"other processes took {taken:.2f} of the {wanted} CPU cores that it keeps busy")
     if processes := _other_processes(inside):

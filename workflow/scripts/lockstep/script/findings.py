@@ -227,6 +227,8 @@ def two_commits(one: Recording, other: Recording, rounding: list[tuple[float, fl
     found = two_scripts(one, other, rounding)
     found += [each for each in _other_settings(one, other) if each.kind not in {earlier.kind for earlier in found}]
     found.sort(key=lambda finding: finding.kind == "step")  # after its cause, which a setting is
+    if not wrong_of(found):
+        found += _other_buffers(one, other, rounding)
     kinds = [sorted(each.ranks[0]["notes"].get("precisions", [])) for each in (one, other)]
     if kinds[0] != kinds[1]:
         says = " against ".join(", ".join(each).replace("torch.", "") for each in kinds)
@@ -285,6 +287,28 @@ def _other_settings(one: Recording, other: Recording) -> list[Finding]:
         ]
         if found:
             return found
+    return []
+
+
+def _other_buffers(one: Recording, other: Recording, rounding: list[tuple[float, float]]) -> list[Finding]:
+    """Buffers of the same name that differ although weights do not, as by another momentum of batch normalisation.
+
+    Together they may be as far apart as weights may, as a share of how far they have moved. Only rank 0's are compared.
+    """
+    for step in range(min(one.steps, other.steps)):
+        mine, its = (each.ranks[0]["steps"][step].get("buffers", {}) for each in (one, other))
+        began = other.ranks[0]["initial"].get("buffers", {})
+        names = sorted(mine.keys() & its.keys() & began.keys())
+        differing = [name for name in names if not np.array_equal(mine[name], its[name], equal_nan=True)]
+        if not differing:  # also where both have a mask of infinities
+            continue
+        apart = np.linalg.norm([np.subtract(mine[name], its[name])[1:] for name in differing])
+        movements = np.nan_to_num([np.subtract(its[name], began[name])[1:] for name in names], posinf=0, neginf=0)
+        moved = np.linalg.norm(movements) or np.linalg.norm([its[name][0] for name in differing])
+        limit = ABOVE_FLOOR * max(SMALLEST_ELSE, rounding[min(step, len(rounding) - 1)][1])
+        if not apart <= limit * moved:
+            says = f"the weights are the same, and buffers are not: {_listed(differing)}"
+            return [Finding("buffer", DIFFERENT, says, step=step + 1, line=_line(one, step))]
     return []
 
 
