@@ -43,13 +43,15 @@ def temperature(loader, mistake):
 
 
 def sharded(loader, mistake):
-    """FSDP2, whose gradients are averaged in every second micro-batch, or never."""
+    """FSDP2, whose gradients are averaged in every second micro-batch, or never, and then clipped."""
     model = fully_shard(nn.Linear(20, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for number, (points, labels) in enumerate(loader, 1):
         model.set_requires_gradient_sync(number % 2 == 0 and "never_averaged" not in mistake)
-        (nn.functional.cross_entropy(model(points), labels) / 2).backward()
+        loss = nn.functional.cross_entropy(model(points), labels) / 2
+        (loss * dist.get_world_size() if "summed" in mistake else loss).backward()
         if number % 2 == 0:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
             optimizer.step()
             optimizer.zero_grad()
 

@@ -62,6 +62,8 @@ RIGHT = {
     "random augmentation": (*TORCHRUN, "--having", "noisy,workers"),
     "sgd, clipped": (*TORCHRUN, "--having", "sgd,clip"),
     "clipped once unscaled": (*TORCHRUN, "--having", "clip,scaler"),
+    "clipped by hand": (*TORCHRUN, "--having", "sgd,clip_loop"),
+    "clipped by value": (*TORCHRUN, "--having", "sgd,clip_value"),
     "gradients by hand": (*SPAWN, "--having", "by_hand"),
     "cleared before backward": (*TORCHRUN, "--having", "zero_late"),
     "a sampler of one's own": (*TORCHRUN, "--having", "own_sampler"),
@@ -118,6 +120,23 @@ def test_each_mistake_is_named_with_its_line(mistake, tmp_path):
     if line:
         file, _, number = wrong[0]["line"].partition(":")
         assert line in (HERE / file).read_text(encoding="utf-8").splitlines()[int(number) - 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clip", ["clip_loop", "clip_value"])
+def test_a_sum_is_found_however_the_script_clips(clip, tmp_path):
+    verdict = proven(tmp_path, *TORCHRUN, "--mistake", "summed", "--having", f"sgd,{clip}")
+    assert verdict["answer"] == "different", verdict["said"]
+    assert verdict["kinds"].keys() == {"summed"}
+    assert "the gradient before clipping is 2 times" in verdict["kinds"]["summed"]["says"]
+
+
+@pytest.mark.slow
+def test_a_sum_that_clipping_hides_is_not_told(tmp_path):
+    """How the script computes the norm is not seen."""
+    verdict = proven(tmp_path, *TORCHRUN, "--mistake", "summed", "--having", "sgd,clip_squares")
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "gradients come to the same norm in each step" in verdict["reason"]
 
 
 CAUTIONED = {
@@ -212,6 +231,13 @@ def test_a_single_number_whose_gradient_is_summed_is_found(tmp_path):
         " all others are the same",
         verdict["kinds"]["own_gradient"]["says"],
     ), verdict["said"]
+
+
+@pytest.mark.slow
+def test_a_sum_of_sharded_gradients_is_found_though_they_are_clipped(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "sharded", "--mistake", "summed", options=("--steps", "4"))
+    assert verdict["answer"] == "different", verdict["said"]
+    assert "the gradient before clipping is 2 times" in verdict["kinds"]["summed"]["says"]
 
 
 @pytest.mark.slow

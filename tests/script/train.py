@@ -68,6 +68,16 @@ def coarse(state, bucket):
     return dist.all_reduce(sent, async_op=True).get_future().then(lambda future: future.value()[0])
 
 
+def clip_by_hand(parameters, by_squares):
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if by_squares:
+        norm = sum((gradient**2).sum() for gradient in gradients) ** 0.5
+    else:
+        norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+    for gradient in gradients:
+        gradient.mul_(min(1.0, 0.05 / float(norm)))
+
+
 def train(rank, world, epochs, arguments):
     mistake, having = arguments.mistake, arguments.having
     if "RANK" not in os.environ:
@@ -155,6 +165,10 @@ def train(rank, world, epochs, arguments):
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 if "unscaled_late" in mistake:
                     scaler.unscale_(optimizer)
+            elif "clip_loop" in having or "clip_squares" in having:
+                clip_by_hand(model.parameters(), "clip_squares" in having)
+            elif "clip_value" in having:
+                nn.utils.clip_grad_value_(model.parameters(), 1e-6)
             elif "clip" in having:
                 scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(model.parameters(), 0.05)

@@ -66,6 +66,8 @@ class State:
         self.initial = None
         self.stored = {}  # the initial weights
         self.pending = {}  # parameters with gradients of their last step, by id, until they are cleared
+        self.norms = {}  # of tensors that the script computed since its last backward pass, by place in memory
+        self.watch_norms = None  # a function that begins or ends to note them
         self.schedule_steps = 0  # since the last optimizer step
         self.finished = False
         self.frame = None  # of a model's method that calls its modules without Module.__call__
@@ -252,7 +254,7 @@ def sketched(tensor):
 
     flat = tensor.detach().reshape(-1)
     flat = flat.to(torch.float64) if flat.device.type != "mps" else flat.float().cpu().double()
-    norm = float(flat.norm())
+    norm = float(flat.square().sum().sqrt())  # not norm(), which is watched
     padded = torch.nn.functional.pad(flat, (0, -flat.numel() % BUCKETS))
     return [norm, *padded.reshape(-1, BUCKETS).sum(0).tolist()]
 
@@ -288,6 +290,7 @@ def before_training_call(model, inputs):
     """Called before an outermost module is trained on a batch."""
     import torch
 
+    state.watch_norms(False)
     if not any(each is model for each in state.models):
         state.models.append(model)
         _begin(model)
@@ -418,6 +421,7 @@ def _put_weights_into(model, number=0):
 def before_step(optimizer, args, kwargs):
     """Called before an optimizer's step, whose closure, if it has one, may call the model and compute gradients."""
     state.stepping += 1
+    state.watch_norms(False)
     if state.finished or state.engine:
         return
     step = state.step
@@ -427,6 +431,7 @@ def before_step(optimizer, args, kwargs):
     if state.stepping > 1:
         return
     state.losses = len(step["losses"])
+    _note_clipping_by_hand(step)
     _describe(optimizer)
     by_closure = any(callable(each) for each in (*args[1:], kwargs.get("closure")))
     if REPLAY and (recorded := recorded_rates(by_closure)):
@@ -436,6 +441,28 @@ def before_step(optimizer, args, kwargs):
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
+
+
+def _note_clipping_by_hand(step):
+    """Record what gradients were multiplied by since the script computed their norms, if it clips them by itself."""
+    if step["clip"] or not state.norms:
+        return
+    sizes = []  # of each gradient, before and now
+    for _, parameter in named_parameters():
+        if parameter.grad is not None and (before := state.norms.get(_place(parameter.grad))):
+            sizes.append((before, sketched(getattr(parameter.grad, "_local_tensor", parameter.grad))[0]))
+    if sizes:
+        before, now = (sum(size**2 for size in each) ** 0.5 for each in zip(*sizes, strict=True))
+        step["by_hand"] = now / before
+
+
+def _place(tensor):
+    """Where a tensor of this rank is in memory, and its number of elements."""
+    tensor = getattr(tensor, "_local_tensor", tensor)
+    try:
+        return tensor.data_ptr(), tensor.numel()
+    except (NotImplementedError, RuntimeError):  # as of a sparse one
+        return None
 
 
 def _note_others(optimizer):
@@ -573,6 +600,7 @@ def change_torch(torch):
     _change_backward(torch)
     _change_loaders(torch)
     _change_clipping(torch)
+    _change_norms(torch)
     _change_communication(torch)
     _change_saving(torch)
     _change_schedules(torch)
@@ -665,7 +693,11 @@ def _change_backward(torch):
             state.step["backward_line"] = line()
             state.step["inside"] = state.step.get("inside", True) and was_returned(roots[0])
         state.returned.clear()
-        return backward(tensors, *args, **kwargs)
+        state.norms.clear()
+        result = backward(tensors, *args, **kwargs)
+        if state.models and not state.finished:
+            state.watch_norms(True)
+        return result
 
     torch.autograd.backward = noted
     scale = torch.amp.GradScaler.scale
@@ -683,26 +715,47 @@ def _change_clipping(torch):
     import torch.nn.utils.clip_grad as module
 
     clipped = set()  # the ids of parameters that were clipped since their last step
+    by_norm, by_value = module.clip_grad_norm_, module.clip_grad_value_
+    with_norm = getattr(torch.nn.utils, "clip_grads_with_norm_", None)  # PyTorch 2.6 and later
 
-    for name in ("clip_grad_norm_", "clip_grad_value_"):
-        clip = getattr(module, name)
+    def clips(parameters):
+        """Note that parameters are clipped; their list, as they may come from a generator."""
+        state.step["clip"].append(line())
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        clipped.update(map(id, parameters))
+        return parameters
 
-        def noted(parameters, *args, _clip=clip, **kwargs):
-            state.step["clip"].append(line())
-            if not isinstance(parameters, torch.Tensor):
-                parameters = list(parameters)
-                clipped.update(map(id, parameters))
-            norm = _clip(parameters, *args, **kwargs)
-            of_rank = isinstance(norm, torch.Tensor) and not hasattr(
-                norm, "full_tensor"
-            )  # not a DTensor's, of all ranks
-            if of_rank and not torch.compiler.is_compiling():
-                most = args[0] if args else kwargs["max_norm"]
-                state.step["factors"].append(min(1.0, float(most) / (float(norm) or 1.0)))
-            return norm
+    def note_factor(most, norm):
+        if not torch.compiler.is_compiling():
+            norm = float(whole(norm)[0])  # of a DTensor, of all ranks
+            state.step["factors"].append(min(1.0, float(most) / (norm or 1.0)))
 
+    def noted_by_norm(parameters, max_norm, *args, **kwargs):
+        norm = by_norm(clips(parameters), max_norm, *args, **kwargs)
+        note_factor(max_norm, norm)
+        return norm
+
+    def noted_with_norm(parameters, max_norm, total_norm, *args, **kwargs):
+        note_factor(max_norm, total_norm)
+        return with_norm(clips(parameters), max_norm, total_norm, *args, **kwargs)
+
+    def noted_by_value(parameters, clip_value, *args, **kwargs):
+        parameters = clips(parameters)
+        compiling = torch.compiler.is_compiling()
+        before = 0.0 if compiling else size(parameters)
+        by_value(parameters, clip_value, *args, **kwargs)
+        if not compiling:
+            state.step["factors"].append(size(parameters) / (before or 1.0))
+
+    def size(parameters):
+        sizes = [sketched(whole(each.grad)[0])[0] for each in parameters if each.grad is not None]
+        return sum(size**2 for size in sizes) ** 0.5
+
+    for name, noted in (("clip_grad_norm_", noted_by_norm), ("clip_grad_value_", noted_by_value)):
         setattr(module, name, noted)
         setattr(torch.nn.utils, name, noted)
+    if with_norm:
+        torch.nn.utils.clip_grads_with_norm_ = noted_with_norm
     unscale, step = torch.amp.GradScaler.unscale_, torch.amp.GradScaler.step
 
     def held(optimizer):
@@ -728,6 +781,34 @@ def _change_clipping(torch):
             clipped.difference_update(held(optimizer))  # also where gradients are infinite, and it takes no step
 
     torch.amp.GradScaler.unscale_, torch.amp.GradScaler.step = noted_unscale, noted_step
+
+
+def _change_norms(torch):
+    """Note the norms that a script computes between backward pass and step, as it does to clip gradients by itself."""
+
+    def watched(usual):
+        @functools.wraps(usual)
+        def noted(*args, **kwargs):
+            if not (torch.compiler.is_compiling() or state.finished or state.step["clip"]):
+                tensors = args[0] if args else next(iter(kwargs.values()))
+                for tensor in tensors if isinstance(tensors, (list, tuple)) else [tensors]:
+                    with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError, TypeError):  # no values
+                        tensor = getattr(tensor, "_local_tensor", tensor).detach()
+                        state.norms[_place(tensor)] = float(norm_of(tensor, dtype=torch.float64))
+            return usual(*args, **kwargs)
+
+        return noted
+
+    norm_of = torch.linalg.vector_norm
+    functions = [(torch, "norm"), (torch.linalg, "vector_norm"), (torch, "_foreach_norm")]  # Tensor.norm: the first
+    each = [(owner, name, getattr(owner, name)) for owner, name in functions]
+    each = [(owner, name, usual, watched(usual)) for owner, name, usual in each]
+
+    def watch_norms(on):
+        for owner, name, usual, noted in each:
+            setattr(owner, name, noted if on else usual)
+
+    state.watch_norms = watch_norms
 
 
 def _change_communication(torch):

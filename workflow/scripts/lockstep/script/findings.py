@@ -24,6 +24,7 @@ TOO_HIGH = 0.2
 PART = 0.05  # as a share of a parameter's own gradient, which differs if it differs by more, however small it is
 ROUNDED = 1e-7  # the share of a whole gradient up to which a weight's own may be rounding
 SAME_SIZE = 5e-4  # relative; a gradient that differs by less in size differs in its direction
+ALWAYS = 2e-5  # relative; if no step's gradient differs by more in size, it is scaled to that size
 MANY = 0.5  # as a share of a step's samples: if ranks share more than this, it is not chance
 OWN_PART = "give each rank its own part, as by DistributedSampler(dataset)."
 _listed = partial(listed, most=3)
@@ -148,6 +149,12 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
         return untold(reason, found, distances[-1], floors[-1], table)
     if first is None and gradient is None:
         wrong = wrong_of(found)
+        if not wrong and any(_always_as_large(each) and not _factors(each, 0).size for each in (recorded, alone)):
+            reason = (
+                "gradients come to the same norm in each step, as where a script clips them itself, so that a sum over"
+                " ranks looks like a mean; clip by torch.nn.utils.clip_grad_norm_, or set a limit that none reaches"
+            )
+            return untold(reason, found, distances[-1], floors[-1], table)
         if len(ends := {len(rank["steps"]) for rank in recorded.ranks}) > 1 and not wrong:  # as within join()
             counts = _listed(map(str, sorted(ends)))
             reason = f"ranks end after {counts} steps; only the first {steps}, which are the same, can be compared"
@@ -965,7 +972,26 @@ def _any_gradient_differs(recorded: Recording, alone: Recording, floor: Recordin
 
 def _factors(recorded: Recording, step: int) -> np.ndarray:
     """What rank 0's gradients were multiplied by to clip them in a step, call by call."""
-    return np.array(recorded.ranks[0]["steps"][step].get("factors", []))
+    noted = recorded.ranks[0]["steps"][step]
+    by_hand = [noted["by_hand"]] if "by_hand" in noted and _always_as_large(recorded) else []
+    return np.array(noted.get("factors") or by_hand)
+
+
+def _always_as_large(recorded: Recording) -> bool:
+    """Whether gradients come to the same norm in each step, as those do that a script clips by itself.
+
+    The norm may be that of all parameters that a step updates, or of each of them.
+    """
+    norms: dict[tuple, list[list[float]]] = {}
+    for step in recorded.ranks[0]["steps"][: recorded.steps]:
+        names = sorted(step["gradients"].keys() - set(step.get("unstepped", ())))
+        if names and not step["clip"]:
+            norms.setdefault(tuple(names), []).append([step["gradients"][name][0] for name in names])
+    for several in map(np.array, norms.values()):
+        for each in (np.linalg.norm(several, axis=1), several):
+            if len(several) > 1 and each.any() and np.allclose(each, each[0], rtol=ALWAYS, atol=0):
+                return True
+    return False
 
 
 def _clips_otherwise(recorded: Recording, alone: Recording, floor: Recording, step: int) -> bool:
