@@ -283,9 +283,19 @@ def test_ranks_that_divide_layers_share_samples_by_right(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_deepspeed_is_proven_by_its_weights(stage, tmp_path):
+def test_deepspeed_is_proven(stage, tmp_path):
     verdict = proven(tmp_path, "torchrun", "--nproc-per-node", "2", "with_deepspeed.py", "--stage", str(stage))
     assert verdict["answer"] == "equal", verdict["said"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_gradient_that_is_divided_twice_is_seen_behind_zero_and_adam(stage, tmp_path):
+    """Of which the weights show nothing."""
+    command = ("torchrun", "--nproc-per-node", "2", "with_deepspeed.py", "--stage", str(stage))
+    verdict = proven(tmp_path, *command, "--mistake", "averaged_twice")
+    assert verdict["answer"] == "different", verdict["said"]
+    assert "the gradient is 0.5 of what it is on one process" in verdict["kinds"]["averaged_twice"]["says"]
 
 
 @pytest.mark.slow

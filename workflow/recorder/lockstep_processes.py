@@ -129,16 +129,18 @@ def watch_files():
 _real_path = functools.cache(os.path.realpath)  # asked for each module again at each writing
 
 
-def follow_engine(module, state, done):
-    """Call done(engine) after each step of DeepSpeed's engine, which does not call PyTorch's hooks once per step.
+def follow_engine(module, state, done, begin=None):
+    """Call begin(engine) before and done(engine) after each step of DeepSpeed's engine.
 
-    While the engine steps, state.engine is True.
+    PyTorch's hooks are not called once for each of its steps. While the engine steps, state.engine is True.
     """
     engine = module.DeepSpeedEngine
     step = engine.step
 
     def noted(self, *args, **kwargs):
         taken = self.global_steps
+        if begin and self.is_gradient_accumulation_boundary():
+            begin(self)
         state.engine = True
         try:
             return step(self, *args, **kwargs)

@@ -1183,16 +1183,26 @@ def change_dispatching(module):
 
 
 def change_deepspeed(module):
-    """Record the steps of DeepSpeed's engine."""
+    """Record the steps of DeepSpeed's engine, and its gradients or, where it keeps them to itself, their norm."""
+
+    def begin(engine):
+        state.watch_norms(False)  # the engine's own
+        if state.models and not state.finished:
+            by_pytorch = isinstance(engine.optimizer, sys.modules["torch"].optim.Optimizer)  # not by ZeRO
+            managed = getattr(engine, "managed_gradient_accumulation", lambda: True)  # older versions always do
+            averaged = engine.enable_backward_allreduce and managed()
+            state.step["gradients"] = gradients() if by_pytorch and averaged else {}
 
     def done(engine):
         if state.models and not state.finished:
             state.step["line"] = line()
             state.step["rates"] = [float(rate) for rate in engine.get_lr()]
-            state.step["gradients"] = {}
+            state.step.setdefault("gradients", {})
+            if norm := engine.get_global_grad_norm():  # before clipping
+                state.step["norm"] = float(norm)
             step_done()
 
-    processes.follow_engine(module, state, done)
+    processes.follow_engine(module, state, done, begin)
 
 
 def change_deepspeed_itself(module):

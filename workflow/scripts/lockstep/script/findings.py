@@ -24,6 +24,7 @@ TOO_HIGH = 0.2
 PART = 0.05  # as a share of a parameter's own gradient, which differs if it differs by more, however small it is
 ROUNDED = 1e-7  # the share of a whole gradient up to which a weight's own may be rounding
 SAME_SIZE = 5e-4  # relative; a gradient that differs by less in size differs in its direction
+OTHER_SIZE = 0.01  # relative, of gradients of which only the norm is known
 ALWAYS = 2e-5  # relative; if no step's gradient differs by more in size, it is scaled to that size
 MANY = 0.5  # as a share of a step's samples: if ranks share more than this, it is not chance
 OWN_PART = "give each rank its own part, as by DistributedSampler(dataset)."
@@ -140,7 +141,8 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
     gradient = next((step for step in range(steps) if _any_gradient_differs(*sides, step)), None)
     in_every_step = all(not mine <= ABOVE_FLOOR * floor for mine, floor in zip(distances, floors, strict=True))
     # The first gradient is of equal weights, so that rounding has not grown yet.
-    at_once = not draws(recorded) and (_gradient_differs(*sides, 0) or _clips_otherwise(*sides, 0))
+    of_first = (differs(*sides, 0) for differs in (_gradient_differs, _size_differs, _clips_otherwise))
+    at_once = not draws(recorded) and any(of_first)
     if ABOVE_FLOOR * floors[-1] > TOO_HIGH and not in_every_step and not at_once:
         reason = (
             f"two runs as one process differ by {floors[-1]:.1%} of what training changes: the model draws random"
@@ -154,6 +156,9 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
                 "gradients come to the same norm in each step, as where a script clips them itself, so that a sum over"
                 " ranks looks like a mean; clip by torch.nn.utils.clip_grad_norm_, or set a limit that none reaches"
             )
+            return untold(reason, found, distances[-1], floors[-1], table)
+        if not wrong and not any(_gradient_is_known(recorded, alone, step) for step in range(steps)):
+            reason = "gradients are not seen, and weights alone don't show their size: Adam and clipping hide it"
             return untold(reason, found, distances[-1], floors[-1], table)
         if len(ends := {len(rank["steps"]) for rank in recorded.ranks}) > 1 and not wrong:  # as within join()
             counts = _listed(map(str, sorted(ends)))
@@ -330,6 +335,8 @@ def _other_step(one: Recording, other: Recording, step: int, limits: list[float]
     line = _line(one, step)
     ratio, names = _gradient_ratio(one, other, step), _common(one, other, step)
     same_gradient = ratio is None or _gradient_distance(one, other, step, names) <= of_gradient
+    if ratio is not None and not names:  # only the norm is known
+        same_gradient = abs(ratio - 1) <= max(OTHER_SIZE, of_gradient)
     same_weights = comparable and _distance(one, other, step) <= of_weights
     dropouts = [_dropouts(each, step) for each in (one, other)]
     if mine != theirs:
@@ -784,6 +791,7 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
     ratio = ratio and ratio * hidden
     counts = [len(_rows(rank["steps"][step])) for rank in recorded.ranks]
     at = {"line": line, "step": step + 1}
+    seen = bool(_common(recorded, alone, step))
     if of_gradient and ratio is not None and _same_direction(recorded, alone, step) and abs(ratio - 1) > 1e-3:
         if np.isclose(ratio, world, rtol=0.02):
             says = f"{what} is {ratio:.3g} times what it is on one process: it is summed over ranks, not averaged"
@@ -804,11 +812,13 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
                 f" multiplied by the number of ranks ({world})."
             )
             return Finding("averaged_twice", DIFFERENT, says, do, **at)
-        says = f"{what} is {ratio:.4g} times what it is on one process"
-        do = "check what the loss is divided by: micro-batches, ranks, scale."
-        if recorded.ranks[0]["steps"][step]["clip"]:
-            do = "gradients are clipped: clip after they are averaged over ranks, and by the norm of all of them."
-        return Finding("gradient_scale", DIFFERENT, says, do, **at)
+        if seen:
+            says = f"{what} is {ratio:.4g} times what it is on one process"
+            do = "check what the loss is divided by: micro-batches, ranks, scale."
+            if recorded.ranks[0]["steps"][step]["clip"]:
+                do = "gradients are clipped: clip after they are averaged over ranks, and by the norm of all of them."
+            return Finding("gradient_scale", DIFFERENT, says, do, **at)
+    of_gradient = of_gradient and seen
     if hook := recorded.ranks[0]["notes"].get("communication"):
         says = f"a communication hook changes what ranks average: {hook}"
         do = "nothing if fewer bytes are worth it; fp16 makes small gradients zero, of which Adam makes whole steps."
@@ -839,7 +849,10 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
         says = f"the gradient of {name} is the first to differ from what it is on one process"
         do = "if batches differ in their number of terms (tokens), a mean of means is not the mean."
         return Finding("gradient", DIFFERENT, says, do, **at)
-    if not _common(recorded, alone, step):
+    if not seen and ratio is not None and abs(ratio - 1) > OTHER_SIZE:
+        says = f"the norm of the gradient is {ratio:.4g} times what it is on one process"
+        return Finding("gradient_scale", DIFFERENT, says, "check what the loss is divided by.", **at)
+    if not seen:
         ratio = _update_ratio(recorded, alone, step)
         how = "change the weights otherwise than on one process"
         if ratio is not None:
@@ -924,10 +937,17 @@ def _compared(recorded: Recording, alone: Recording, floor: Recording, step: int
     return _common(recorded, alone, step) & floor.ranks[0]["steps"][step]["gradients"].keys()
 
 
+def _gradient_is_known(recorded: Recording, alone: Recording, step: int) -> bool:
+    """Whether a step's gradients were recorded on both sides, or at least their norm."""
+    norms = all("norm" in each.ranks[0]["steps"][step] for each in (recorded, alone))
+    return norms or bool(_common(recorded, alone, step))
+
+
 def _gradient_ratio(recorded: Recording, alone: Recording, step: int) -> float | None:
     names = _common(recorded, alone, step)
-    if not names:
-        return None
+    if not names:  # of DeepSpeed's ZeRO only the norm is known
+        mine, its = (each.ranks[0]["steps"][step].get("norm") for each in (recorded, alone))
+        return mine / its if mine and its else None
     mine, its = (float(np.linalg.norm(_gradients(each, step, names)[:, 0])) for each in (recorded, alone))
     return mine / its if its else None
 
@@ -944,6 +964,8 @@ def _update_ratio(recorded: Recording, alone: Recording, step: int) -> float | N
 
 def _same_direction(recorded: Recording, alone: Recording, step: int) -> bool:
     names = _common(recorded, alone, step)
+    if not names:
+        return True  # as far as is known
     mine, its = (_gradients(each, step, names)[:, 1:].ravel() for each in (recorded, alone))
     return float(mine @ its) > 0.999 * float(np.linalg.norm(mine) * np.linalg.norm(its))
 
@@ -967,7 +989,21 @@ def _gradient_differs(
 def _any_gradient_differs(recorded: Recording, alone: Recording, floor: Recording, step: int) -> bool:
     """Whether the whole gradient is another, or that of a single parameter, or what clipping has made alike."""
     sides = recorded, alone, floor
-    return _gradient_differs(*sides, step) or bool(_other_parts(*sides, step)) or _clips_otherwise(*sides, step)
+    whole = _gradient_differs(*sides, step) or _size_differs(*sides, step)
+    return whole or bool(_other_parts(*sides, step)) or _clips_otherwise(*sides, step)
+
+
+def _size_differs(recorded: Recording, alone: Recording, floor: Recording, step: int) -> bool:
+    """Whether gradients of which only the norm is known have another one.
+
+    Unlike a distance, the difference of two norms may be nothing by chance, also of what rounding does.
+    """
+    if _common(recorded, alone, step):
+        return False
+    mine, rounding = (_gradient_ratio(each, alone, step) for each in (recorded, floor))
+    if mine is None or rounding is None:
+        return False
+    return abs(mine - 1) > max(OTHER_SIZE, ABOVE_FLOOR * max(abs(rounding - 1), _smallest(recorded)))
 
 
 def _factors(recorded: Recording, step: int) -> np.ndarray:
