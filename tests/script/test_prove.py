@@ -359,6 +359,21 @@ def test_a_command_that_fails_on_its_way_is_not_called_equal(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("script", ["torchrun --nproc-per-node 2 train.py", "python train.py --spawn 2 --port 29537"])
+def test_a_wrapper_that_hides_that_its_training_failed_is_not_called_equal(script, tmp_path):
+    verdict = proven(tmp_path, "sh", "-c", f"{script} --mistake crash; true")
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "the command failed after 3 of 8 steps: " in verdict["reason"]
+
+
+@pytest.mark.slow
+def test_a_wrapper_whose_training_ends_early_is_right(tmp_path):
+    verdict = proven(tmp_path, "sh", "-c", "torchrun --nproc-per-node 2 train.py --samples 64 --epochs 1; true")
+    assert verdict["answer"] == "equal", verdict["said"]
+    assert len(verdict["table"]) == 4
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(torch.version.cuda is not None, reason="PyTorch is built for real GPUs here")
 def test_a_script_for_gpus_is_rehearsed_without_any(tmp_path):
     start = ("torchrun", "--nproc-per-node", "2", "on_gpus.py")

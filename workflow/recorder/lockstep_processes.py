@@ -50,6 +50,7 @@ def note_start():
 
 def write(about):
     """Write what is known of this process. A reader never sees half of a file."""
+    _exits.clear()  # an exit before was caught
     rank, world = rank_and_world()
     about = {
         "rank": rank,
@@ -127,6 +128,37 @@ def watch_files():
 
 
 _real_path = functools.cache(os.path.realpath)  # asked for each module again at each writing
+
+_exits = []  # what sys.exit was last called with
+
+
+def watch_exits():
+    """Note the exit code that this process asks for from now on, which is not known any more when it ends."""
+    usual = sys.exit
+
+    def noted(code=None, /):
+        _exits[:] = [code]
+        usual(code)
+
+    sys.exit = noted
+
+
+def failure():
+    """By what error or exit code this process ends, to be asked at its end; empty if by none.
+
+    An exception that a script catches itself is none. `raise SystemExit(1)` is not seen.
+    """
+    error = getattr(sys, "last_value", None)
+    if error is not None:
+        lines = [text.strip() for text in str(error).splitlines() if any(map(str.isalnum, text))]
+        return ": ".join([type(error).__name__, *lines[:1]])
+    return f"exit code {_exits[0]}" if _exits and _exits[0] not in (None, 0) else ""
+
+
+def write_failure(about):
+    """Write that this process fails, whether it has trained or only started what trains."""
+    rank, _ = rank_and_world()
+    _write(f"failed.{os.getpid()}.json", {"rank": rank, "pid": os.getpid(), **about})
 
 
 def follow_engine(module, state, done, begin=None):

@@ -562,9 +562,11 @@ def change_random(module):
     module.seed(_seed())
 
 
-def write():
+def write(ended=False):
+    """Write all that is recorded. ended: whether this process ends by itself."""
     processes.write(
         {
+            "ended": ended,
             "initial": state.initial,
             "steps": state.steps,
             "notes": state.notes,
@@ -581,8 +583,12 @@ def end():
 
 @atexit.register
 def _at_exit():
-    if state.initial and not state.finished:
-        write()
+    if state.finished:
+        return
+    if says := processes.failure():
+        processes.write_failure({"says": says, "steps": len(state.steps)})
+    if state.initial:
+        write(ended=True)
 
 
 # --- Patches of PyTorch --------------------------------------------------------------------------------------------
@@ -1233,6 +1239,7 @@ def change_deepspeed_itself(module):
 
 random.seed(_seed())
 processes.watch_files()
+processes.watch_exits()
 CHANGES = {
     "torch": change_torch,
     "numpy.random": change_random,

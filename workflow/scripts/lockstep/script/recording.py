@@ -69,6 +69,35 @@ class Recording:
         """The number of steps that every rank has done."""
         return min(len(rank["steps"]) for rank in self.ranks)
 
+    def broken_off(self, steps: int) -> str:
+        """How it failed before it did so many steps; empty if it did them, or ended by itself before."""
+        if self.steps >= steps:
+            return ""
+        after = f"after {self.steps} of {steps} steps"
+        failed = self._failure()
+        if self.exit_code:
+            return f"ended with exit code {self.exit_code} {after}" + (f": {failed}" if failed else "")
+        if failed:  # what started the ranks has hidden it
+            return f"failed {after}: {failed}"
+        started = {each["pid"] for each in _all(self.folder, "started")}  # of forks it is not known how they end
+        unfinished = [rank for rank in self.ranks if len(rank["steps"]) < steps and rank["pid"] in started]
+        killed = [rank["rank"] for rank in unfinished if not rank["ended"]]
+        return f"failed {after}: rank {killed[0]} was killed, or left by os._exit" if killed else ""
+
+    def _failure(self) -> str:
+        """The error or exit code of a rank, or else of a process that started ranks; empty if all ended well."""
+        failed = {each["pid"]: each for each in _all(self.folder, "failed")}
+        parents = {each["pid"]: each["parent"] for each in [*_all(self.folder, "started"), *self.ranks]}
+        pids = [rank["pid"] for rank in self.ranks]
+        for pid in pids:  # the list grows
+            if parents.get(pid, pid) not in pids:
+                pids.append(parents[pid])
+        first = next((pid for pid in pids if pid in failed), None)
+        if first is None:
+            return ""
+        of_rank = pids.index(first) < len(self.ranks)
+        return (f"rank {failed[first]['rank']}: " if of_rank else "") + failed[first]["says"]
+
     def until(self, steps: int) -> "Recording":
         """The same without later steps."""
         return replace(self, ranks=[rank | {"steps": rank["steps"][:steps]} for rank in self.ranks])
@@ -338,8 +367,13 @@ def _records(process: psutil.Process, folder: Path) -> bool:
         return False
 
 
+def _all(folder: Path, kind: str) -> list[dict]:
+    """What processes have written of this kind."""
+    return [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob(f"{kind}.*.json"))]
+
+
 def _read(folder: Path, exit_code: int, log: Path | None, of_one: bool = False) -> Recording:
-    processes = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("process.*.json"))]
+    processes = _all(folder, "process")
     rank_of = {each["pid"]: each["rank"] for each in processes if each["steps"]}
     # A process that a rank started is no rank, unless it was given a number of its own, as by Lightning.
     ranks_alone = [each for each in processes if each["steps"] and rank_of.get(each["parent"]) != each["rank"]]
@@ -367,10 +401,7 @@ def _last_words(log: Path) -> str:
 
 def _start(recorded: Recording) -> dict:
     """How rank 0's script was started; for a process of multiprocessing, how its parent was started."""
-    started = {}
-    for file in recorded.folder.glob("started.*.json"):
-        about = json.loads(file.read_text(encoding="utf-8"))
-        started[about["pid"]] = about
+    started = {about["pid"]: about for about in _all(recorded.folder, "started")}
     if recorded.ranks[0]["pid"] not in started:
         raise RunFailed("its ranks are forks of a process that had imported PyTorch, so how to start one is not known")
     about = started[recorded.ranks[0]["pid"]]
