@@ -123,6 +123,18 @@ def fitted(loader, mistake):
     model.fit(loader, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+def waits(loader, mistake):
+    """Rank 0 waits after its second step for a message that nobody sends."""
+    model = DistributedDataParallel(nn.Linear(20, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number, (points, labels) in enumerate(loader, 1):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(points), labels).backward()
+        optimizer.step()
+        if number == 2 and dist.get_rank() == 0:
+            dist.recv(torch.zeros(1), src=1)
+
+
 class Sometimes(nn.Module):
     """Leaves out its second layer in some of the steps, by chance."""
 
@@ -145,7 +157,7 @@ def layer_drop(loader, mistake):
         optimizer.step()
 
 
-KINDS = (adversarial, temperature, sharded, flat, joined, views, closure, fitted, layer_drop)
+KINDS = (adversarial, temperature, sharded, flat, joined, views, closure, fitted, waits, layer_drop)
 
 
 def main():

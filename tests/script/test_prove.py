@@ -453,6 +453,22 @@ def test_a_script_that_hangs_is_ended_as_by_ctrl_c_and_leaves_no_lock(tmp_path):
     assert not (tmp_path / "lock").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", ["", "same_samples"])
+def test_a_training_that_hangs_says_where_each_rank_waits_and_what_was_found(mistake, tmp_path):
+    command = (*BESIDE, "waits", *(("--mistake", mistake) if mistake else ()))
+    verdict = proven(tmp_path, *command, options=("--patience", "20"))
+    lines = (HERE / "beside.py").read_text(encoding="utf-8").splitlines()
+    hung = verdict["kinds"]["not_compared"]["says"] if mistake else verdict["reason"]
+    assert "no further step in 20 s" in hung, verdict["said"]
+    at = dict(re.findall(r"rank (\d) did 2 steps and is at (beside.py:\d+ in \w+)", hung))
+    for rank, call in (("0", "recv"), ("1", "backward")):
+        place, _, called = at[rank].partition(" in ")
+        assert called == call
+        assert f"{call}(" in lines[int(place.partition(":")[2]) - 1]
+    assert verdict["kinds"].keys() == ({"same_samples", "not_compared"} if mistake else set())
+
+
 STUBBORN = """
 import signal
 import time

@@ -1,5 +1,6 @@
 """What the recorder and the timer have in common: ranks, and the files of a process of a user's script."""
 
+import faulthandler
 import functools
 import importlib.metadata
 import json
@@ -36,7 +37,10 @@ def rank_and_world():
 
 
 def note_start():
-    """Record how this process was started, since a replay starts rank 0 in the same way."""
+    """Record how this process was started, since a replay starts rank 0 in the same way.
+
+    At the signal LOCKSTEP_STACKS it writes where its threads are, also if they wait in code that is not Python's.
+    """
     about = {
         "pid": os.getpid(),
         "parent": os.getppid(),
@@ -45,6 +49,9 @@ def note_start():
         "torch": sys.modules["torch"].__version__,
         "variables": {name: value for name, value in os.environ.items() if name not in KNOWN},
     }
+    if number := os.environ.get("LOCKSTEP_STACKS"):
+        stacks = os.path.join(FOLDER, f"stacks.{os.getpid()}.txt")
+        faulthandler.register(int(number), os.open(stacks, os.O_WRONLY | os.O_CREAT))  # open while this process lives
     _write(f"started.{os.getpid()}.json", about)
 
 

@@ -7,6 +7,7 @@ PyTorch wrote started.PID.json (how it was started), and rank 0 wrote the initia
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,11 @@ from lockstep.script import pretended
 RECORDER = PROJECT / "workflow" / "recorder"
 FEWEST = 3  # timed steps of a run
 GRACE = 5.0  # seconds that processes have to end after a signal
+STACKS = signal.SIGRTMIN + 11  # at which a process writes where it is; neither Slurm nor Lightning use it
+WRITING = 1.0  # seconds that this takes at most
+WRAPPERS = ("wrapper", "decorate_context", "noted", "outermost", "inner")  # functions that only call another
+FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')  # of faulthandler
+OF_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "SLURM_PROCID")
 # Prefixes of variables that launchers set for their ranks; they are removed for a replay, which has one rank.
 OF_RANKS = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "HOROVOD_", "SLURM_", "LOCKSTEP_", "GROUP_", "ROLE_", "CROSS_")
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
@@ -36,14 +42,19 @@ OF_ONE |= {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI
 OF_ONE |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "PMI_RANK": "0", "PMI_SIZE": "1"}
 
 
+class Hangs(RunFailed):
+    """A command did no further step for too long, and was ended."""
+
+
 @dataclass(frozen=True)
 class Recording:
-    """A recording of one command: `ranks` in order, each as the recorder wrote it."""
+    """A recording of one command: `ranks` in order, each as the recorder wrote it; `hung` says how it hung, if so."""
 
     folder: Path
     ranks: list[dict]
     exit_code: int
     log: Path | None
+    hung: str = ""
 
     @property
     def world(self) -> int:
@@ -71,8 +82,8 @@ class Recording:
 
     def broken_off(self, steps: int) -> str:
         """How it failed before it did so many steps; empty if it did them, or ended by itself before."""
-        if self.steps >= steps:
-            return ""
+        if self.hung or self.steps >= steps:
+            return self.hung
         after = f"after {self.steps} of {steps} steps"
         failed = self._failure()
         if self.exit_code:
@@ -141,7 +152,12 @@ def record(command: list[str], folder: Path, asked: Asked, place: Place | None =
     place = place or Place(Path.cwd())
     script = _script(command, place.folder)
     beside = {"LOCKSTEP_SCRIPT_FOLDER": str(script.resolve().parent if script else place.folder)}
-    exit_code = _run(command, dict(os.environ) | place.variables, place.folder, folder, asked, beside, place.log)
+    try:
+        exit_code = _run(command, dict(os.environ) | place.variables, place.folder, folder, asked, beside, place.log)
+    except Hangs as error:
+        with contextlib.suppress(RunFailed):
+            return replace(_read(folder, 0, place.log), hung=f"hung: {error}")
+        raise
     return _read(folder, exit_code, place.log)
 
 
@@ -282,6 +298,7 @@ def _run(
         "LOCKSTEP_STEPS": str(asked.steps),
         "LOCKSTEP_KEEP_DROPOUT": str(int(asked.keep_dropout)),
         "LOCKSTEP_KNOWN": ",".join(os.environ),
+        "LOCKSTEP_STACKS": str(int(STACKS)),
         **beside,
     }
     with contextlib.ExitStack() as stack:
@@ -294,8 +311,8 @@ def _run(
             raise BadInput(f"{command[0]}: can't be started: {error.strerror}.") from None
         signals = [signal.SIGTERM, signal.SIGKILL]
         try:
-            return _wait(process, folder, asked)
-        except RunFailed:
+            return _wait(process, folder, asked, beside.get("LOCKSTEP_SCRIPT_FOLDER") or str(cwd))
+        except Hangs:
             # PyTorch and DeepSpeed compile under a lock. SIGTERM would leave it, and later runs would wait for ever.
             signals.insert(0, signal.SIGINT)
             raise
@@ -303,8 +320,8 @@ def _run(
             _end_all(process, folder, signals)
 
 
-def _wait(process: subprocess.Popen, folder: Path, asked: Asked) -> int:
-    """Wait for a process to end, and return its exit code. Raises RunFailed if nothing is recorded for too long."""
+def _wait(process: subprocess.Popen, folder: Path, asked: Asked, script_folder: str) -> int:
+    """Wait for a process to end, and return its exit code. Raises Hangs if nothing is recorded for too long."""
     seen, since, done_since = -1.0, time.monotonic(), None
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -318,10 +335,51 @@ def _wait(process: subprocess.Popen, folder: Path, asked: Asked) -> int:
         if latest != seen:
             seen, since = latest, time.monotonic()
         if time.monotonic() - since > asked.patience:
-            raise RunFailed(
-                f"no further step in {asked.patience:.0f} s; it was ended. If its steps take longer, set --patience"
-                " SECONDS"
+            where = "".join(f"; {each}" for each in _standing(folder, script_folder))
+            raise Hangs(
+                f"no further step in {asked.patience:.0f} s; it was ended{where}. If its steps take longer, set"
+                " --patience SECONDS"
             )
+
+
+def _standing(folder: Path, script_folder: str) -> list[str]:
+    """What each rank of a command that hangs has done and where it is now, in words, as far as it can be told."""
+    steps = {each["pid"]: each for each in _all(folder, "process")}
+    started = _all(folder, "started")
+    for about in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(about["pid"], STACKS)
+    time.sleep(WRITING)
+    told: dict[int, str] = {}
+    for about in sorted(started, key=lambda each: each["pid"] not in steps):  # the others may be a rank's workers
+        pid, set_by_launcher = about["pid"], next(filter(None, map(about["variables"].get, OF_RANK)), "")
+        where = _line_of(folder / f"stacks.{pid}.txt", script_folder) if _lives(pid) else "has ended"
+        if pid in steps:
+            told[steps[pid]["rank"]] = f"did {len(steps[pid]['steps'])} steps{where and f' and {where}'}"
+        elif set_by_launcher.isdigit() and where:
+            told.setdefault(int(set_by_launcher), f"did no step and {where}")
+    for each in steps.values():  # also forks, of which more is not known
+        told.setdefault(each["rank"], f"did {len(each['steps'])} steps")
+    return [f"rank {rank} {words}" for rank, words in sorted(told.items())]
+
+
+def _lives(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _line_of(stacks: Path, script_folder: str) -> str:
+    """The line of its script in which a process is, and what is called there; empty if its threads don't tell it."""
+    for thread in stacks.read_text(encoding="utf-8", errors="replace").split("\n\n") if stacks.is_file() else ():
+        frames = FRAME.findall(thread)  # the innermost first
+        for place, (name, line, _) in enumerate(frames):
+            if name.startswith(script_folder + os.sep) and "site-packages" not in name:
+                inner = [function for _, _, function in reversed(frames[:place])]
+                called = next((each for each in inner if not each.startswith("_") and each not in WRAPPERS), "")
+                at = f"{os.path.relpath(name, script_folder)}:{line}"
+                return f"is at {at}" + (f" in {called}" if called else "")
+    return ""
 
 
 def _all_are_done(folder: Path) -> bool:
