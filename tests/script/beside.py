@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, Subset, default_collate
 
 from train import Points
 
@@ -118,6 +118,18 @@ class Fitted(nn.Module):
             optimizer.step()
 
 
+def plain(loader, mistake):
+    model = DistributedDataParallel(nn.Linear(20, 4))
+    if "random_alike" not in mistake:
+        torch.manual_seed(dist.get_rank())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for points, labels in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(points), labels)
+        (loss * dist.get_world_size() if "summed" in mistake else loss).backward()
+        optimizer.step()
+
+
 def fitted(loader, mistake):
     model = Fitted()
     model.fit(loader, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -157,7 +169,19 @@ def layer_drop(loader, mistake):
         optimizer.step()
 
 
-KINDS = (adversarial, temperature, sharded, flat, joined, views, closure, fitted, waits, layer_drop)
+class Masking:
+    """A collator that hides some inputs of a batch by chance."""
+
+    def __init__(self, generator=None):
+        self.generator = generator
+
+    def __call__(self, items):
+        points, labels = default_collate(items)
+        hidden = torch.bernoulli(torch.full(points.shape, 0.3), generator=self.generator).bool()
+        return points.masked_fill(hidden, 0.0), labels
+
+
+KINDS = (plain, adversarial, temperature, sharded, flat, joined, views, closure, fitted, waits, layer_drop)
 
 
 def main():
@@ -165,12 +189,20 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=kinds)
     parser.add_argument("--mistake", default=[], type=lambda words: words.split(","))
+    parser.add_argument("--having", default=[], type=lambda words: words.split(","))
     arguments = parser.parse_args()
+    having = arguments.having
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    data = Points(256)
+    data = Points(256, "noisy" in having)
+    if "subset" in having:
+        data = Subset(data, range(128))
+    collate = Masking() if "masked" in having else None
+    if "own_generator" in having:
+        collate = Masking(torch.Generator().manual_seed(dist.get_rank()))
     sampler = None if "same_samples" in arguments.mistake else DistributedSampler(data)
-    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    workers = 1 if "workers" in having else 0
+    loader = DataLoader(data, batch_size=8, sampler=sampler, collate_fn=collate, num_workers=workers)
     kinds[arguments.kind](loader, arguments.mistake)
     dist.destroy_process_group()
 

@@ -207,6 +207,28 @@ def test_all_that_is_trained_is_proven(kind, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("having", ["masked", "masked,workers", "noisy,subset"])
+def test_what_a_collator_or_a_whole_batch_draws_by_chance_is_drawn_again(having, tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "plain", "--having", having, options=("--steps", "4"))
+    assert verdict["answer"] == "equal", verdict["said"]
+    assert not verdict["findings"]
+
+
+@pytest.mark.slow
+def test_a_mistake_is_found_though_a_collator_draws(tmp_path):
+    command = (*BESIDE, "plain", "--having", "masked", "--mistake", "summed")
+    verdict = proven(tmp_path, *command, options=("--steps", "4"))
+    assert verdict["kinds"].keys() == {"summed"}, verdict["said"]
+
+
+@pytest.mark.slow
+def test_what_a_collator_draws_from_its_own_generator_is_not_told(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "plain", "--having", "own_generator", options=("--steps", "4"))
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "two runs as one process train other samples" in verdict["reason"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "mistake", "drifts"),
     [("adversarial", "inner_model", "1.weight"), ("temperature", "not_averaged", "SGD.param_groups[1]['params'][0]")],

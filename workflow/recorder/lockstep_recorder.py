@@ -13,6 +13,7 @@ one, then gets that recording's samples, initial weights and learning rates.
 """
 
 import atexit
+import collections.abc
 import contextlib
 import copy
 import functools
@@ -957,7 +958,7 @@ def _change_loaders(torch):
             at = len(about["batches"]) - 1
             if at >= len(epochs) or len(epoch) >= len(epochs[at]):
                 raise StopIteration
-            index = list(epochs[at][len(epoch)])
+            index = Indices(epochs[at][len(epoch)], recorded["parts"][at][len(epoch)])
             if REVERSED and not about["dispatched"]:
                 index.reverse()
         try:
@@ -967,21 +968,38 @@ def _change_loaders(torch):
         return index
 
     def same_items(self, index):
-        """Make items draw the same random numbers for the same index, on any rank or worker."""
-        if not self.auto_collation or getattr(self.dataset, "__getitems__", None):
+        """Make items and their collator draw the same random numbers for the same indices, on any rank or worker."""
+        if not self.auto_collation:
             return fetch_usual(self, index)
-        return self.collate_fn([drawn(self.dataset, each) for each in index])
+        batch, drew = fetched(self, index)
+        parts = getattr(index, "parts", [list(index)])
+        if drew and parts != [list(index)]:  # what is drawn depends on a rank's whole batch
+            with contextlib.suppress(RuntimeError, TypeError, ValueError):  # as where parts are padded to other lengths
+                return _together([fetched(self, part)[0] for part in parts], list(map(len, parts)))
+        return batch
 
-    def drawn(dataset, index):
+    def fetched(self, index):
+        """The batch with these indices, and whether it drew random numbers beyond those of each item by itself."""
+
+        def fetch():
+            if getattr(self.dataset, "__getitems__", None):
+                return self.collate_fn(self.dataset.__getitems__(index))
+            return self.collate_fn([drawn(lambda: self.dataset[each], _integer(each))[0] for each in index])
+
+        return drawn(fetch, [_integer(each) for each in index])
+
+    def drawn(call, name):
+        """What a call returns whose random numbers depend on a name only, and whether it draws any."""
         numpy = sys.modules.get("numpy")
         before = random.getstate(), torch.get_rng_state(), numpy and numpy.random.get_state()
-        seed = int.from_bytes(hashlib.blake2b(repr(index).encode(), digest_size=4).digest(), "little")
+        seed = int.from_bytes(hashlib.blake2b(repr(name).encode(), digest_size=4).digest(), "little")
         random.seed(seed)
         torch.default_generator.manual_seed(seed)
         if numpy:
             numpy.random.seed(seed)
+        seeded = _random_states(torch)
         try:
-            return dataset[index]
+            return call(), seeded != _random_states(torch)
         finally:
             random.setstate(before[0])
             torch.set_rng_state(before[1])
@@ -994,6 +1012,53 @@ def _change_loaders(torch):
     dataloader._BaseDataLoaderIter._reset = noted_reset
     dataloader._BaseDataLoaderIter._next_index = noted_index
     fetch._MapDatasetFetcher.fetch = same_items
+
+
+class Indices(list):
+    """The indices of all ranks for a batch of a replay; parts: those of each rank, given their numbers."""
+
+    def __init__(self, indices, sizes):
+        super().__init__(indices)
+        following = iter(indices)
+        self.parts = [list(itertools.islice(following, size)) for size in sizes]
+
+    def __reduce__(self):  # for a DataLoader's workers
+        return _restored, (list(self), self.parts)
+
+
+def _restored(indices, parts):
+    restored = Indices(indices, ())
+    restored.parts = parts
+    return restored
+
+
+def _together(parts, sizes):
+    """Batches of several ranks as one, whose tensors have a row for each sample; sizes: their numbers of samples.
+
+    In a reversed replay samples are in reverse order. Raises ValueError or RuntimeError if they can't be joined.
+    """
+    import torch
+
+    first = parts[0]
+    if isinstance(first, collections.abc.MutableMapping):
+        joined = copy.copy(first)
+        joined.update({key: _together([part[key] for part in parts], sizes) for key in first})
+        return joined
+    if isinstance(first, (list, tuple)):
+        joined = [_together(list(each), sizes) for each in zip(*parts, strict=True)]
+        return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
+    if [len(part) for part in parts] != sizes:  # a TypeError for what is no tensor
+        raise ValueError("not a row for each sample")
+    joined = torch.cat(parts)
+    return joined.flip(0) if REVERSED else joined
+
+
+def _integer(index):
+    """An index that is the same in a replay, to which it comes by way of JSON: samplers may give NumPy's integers."""
+    try:
+        return int(index)
+    except (TypeError, ValueError):
+        return index
 
 
 def _digest(indices):

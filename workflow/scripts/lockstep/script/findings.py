@@ -111,6 +111,12 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
     steps = recorded.steps
     if (at := not_finite(recorded)) and not_finite(alone) == at:
         return untold(f"in step {at} weights become infinite or NaN, with several ranks and with one", found)
+    if Counter(_union(alone, 0)) != Counter(_union(floor, 0)):
+        reason = (
+            "two runs as one process train other samples, as where a collator draws from a generator of its own, or the"
+            " loop changes them by chance"
+        )
+        return untold(reason, found)
     if other_data := _other_data(recorded, alone):
         return Verdict(DIFFERENT, other_data.says, [other_data, *found])
     if other := _other_samples(recorded, alone, steps):

@@ -225,17 +225,19 @@ def replay(
 
 
 def merged(recorded: Recording, in_turn: bool = False) -> dict:
-    """The part of a recording that a replay needs: the batches of all ranks, and the learning rates.
+    """The part of a recording that a replay needs: the batches of all ranks, with their parts, and the learning rates.
 
     Batches of one turn are merged or, if `in_turn`, follow one another.
     """
     loaders = []
     for same in loaders_alike(recorded.ranks):
         epochs = max(len(loader["batches"]) for loader in same)
-        batches = [_joined(_turns(same, epoch), in_turn) for epoch in range(epochs)]
+        turns = [_turns(same, epoch) for epoch in range(epochs)]
+        sizes = [[[[len(batch)] for batch in turn] for turn in epoch] for epoch in turns]
+        batches, parts = ([_joined(epoch, in_turn) for epoch in each] for each in (turns, sizes))
         several = in_turn and not same[0]["dispatched"]  # for a dispatcher, only rank 0 draws
         length = same[0]["length"] and same[0]["length"] * (len(same) if several else 1)
-        loaders.append(same[0] | {"batches": batches, "length": length})
+        loaders.append(same[0] | {"batches": batches, "parts": parts, "length": length})
     rates = [step["rates"] for step in recorded.ranks[0]["steps"]]
     calls = _joined([[[file] for file in turn] for turn in zip(*_inputs(recorded), strict=False)], in_turn)
     return {"loaders": loaders, "rates": rates, "calls": calls, "world": recorded.world, "in_turn": in_turn}
