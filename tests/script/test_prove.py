@@ -173,7 +173,17 @@ def test_samples_that_an_evaluation_counts_twice_are_told(tmp_path):
     verdict = proven(tmp_path, *TORCHRUN, "--having", "shared_validation", "--samples", "48", "--epochs", "3")
     assert verdict["answer"] == "equal", verdict["said"]
     assert "1 of 41 samples are handed out more than once within an evaluation" in verdict["kinds"]["repeated"]["says"]
-    assert "same_order" not in verdict["kinds"]  # which does an evaluation no harm
+    assert not verdict["kinds"].keys() & {"same_order", "left_out"}  # the same order does an evaluation no harm
+
+
+@pytest.mark.slow
+def test_samples_that_an_evaluation_leaves_out_are_told(tmp_path):
+    """Of 41 samples two ranks get 20 each, in four batches of five."""
+    having = "shared_validation,dropped_validation"
+    verdict = proven(tmp_path, *TORCHRUN, "--having", having, "--samples", "48", "--epochs", "3")
+    assert verdict["answer"] == "equal", verdict["said"]
+    assert "an evaluation leaves out 1 of 41 samples" in verdict["kinds"]["left_out"]["says"]
+    assert "repeated" not in verdict["kinds"]
 
 
 @pytest.mark.slow

@@ -115,7 +115,9 @@ def train(rank, world, epochs, arguments):
         validation = DataLoader(Points(40, seed=2), batch_size=20, shuffle=True)
     if "shared_validation" in having:
         held = Points(41, seed=2)
-        validation = DataLoader(held, batch_size=5, sampler=DistributedSampler(held))
+        dropped = "dropped_validation" in having
+        parts = DistributedSampler(held, drop_last=dropped)
+        validation = DataLoader(held, batch_size=5, sampler=parts, drop_last=dropped)
     workers = 2 if "workers" in having else 0
     size = 4 if rank and "uneven" in mistake else 8
     loader = DataLoader(data, batch_size=size, sampler=sampler, num_workers=workers)

@@ -921,6 +921,8 @@ def _change_loaders(torch):
         about["dispatched"] = False  # whether rank 0 draws the batches of all ranks
         about["subset"] = _digest(getattr(dataset, "indices", None))
         about["repeats"] = bool(getattr(self.sampler, "replacement", False))
+        parts = (self, self.sampler, self.batch_sampler)
+        about["drop_last"] = any(getattr(part, "drop_last", False) for part in parts)
         about["indexed"] = self._dataset_kind == dataloader._DatasetKind.Map and self._auto_collation
         state.loaders.append(about)
         object.__setattr__(self, "_lockstep", about)

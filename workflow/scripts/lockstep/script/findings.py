@@ -496,6 +496,9 @@ def _handed_out(recorded: Recording) -> list[Finding]:
             found.append(Finding("same_order", CAUTION, "each epoch has the same order", do))
         ranks_alike = recorded.world > 1 and all(each["batches"][:1] == first["batches"][:1] for each in same)
         of_each = [_flat(each["batches"][0]) for each in same]
+        if evaluates and (lost := _left_out(same, recorded.world)):
+            says = f"an evaluation leaves out {lost} of {first['size']} samples, since drop_last is set"
+            found.append(Finding("left_out", CAUTION, says, "leave drop_last=True out where a metric is computed."))
         of_one_rank = any(len(indices) != len(set(indices)) for indices in of_each)
         by_itself = first["repeats"] or (of_one_rank and not _at_the_end(same))
         if ranks_alike or by_itself or not _of_one_data(same) or len(same) < recorded.world:
@@ -526,12 +529,27 @@ def _handed_out(recorded: Recording) -> list[Finding]:
     return found
 
 
+def _left_out(loaders: list[dict], world: int) -> int:
+    """The number of samples that drop_last leaves out of a whole epoch; 0 if that can't be told."""
+    if len(loaders) < world or not (loaders[0].get("drop_last") and _whole(loaders) and _of_one_data(loaders)):
+        return 0
+    each = [_flat(loader["batches"][0]) for loader in loaders]
+    # A batch of each rank, and what the ranks can't divide; more is left out on purpose.
+    most = sum(len(batch) for loader in loaders for batch in loader["batches"][0][:1]) + world
+    lost = loaders[0]["size"] - len(set(_flat(each)))
+    return lost if lost < most else 0
+
+
+def _whole(loaders: list[dict]) -> bool:
+    """Whether all of each rank's first epoch was recorded."""
+    return all(len(loader["batches"][0]) == loader["length"] for loader in loaders)
+
+
 def _at_the_end(loaders: list[dict]) -> bool:
     """Whether only the last batches of an epoch hold samples again, as those of a sampler do that fills them up."""
     epochs = [loader["batches"][0] for loader in loaders]
-    whole = all(len(epoch) == loader["length"] for epoch, loader in zip(epochs, loaders, strict=True))
     earlier = _flat([_flat(epoch[:-1]) for epoch in epochs])
-    return whole and len(earlier) == len(set(earlier))
+    return _whole(loaders) and len(earlier) == len(set(earlier))
 
 
 def _flat(batches: list) -> list[int]:
