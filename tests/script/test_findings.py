@@ -1,6 +1,10 @@
 """What `lockstep prove` makes of recordings, without a training."""
 
-from lockstep.script import findings
+from dataclasses import replace
+
+import pytest
+
+from lockstep.script import findings, recording
 from tests.script.test_gate import recorded
 
 
@@ -13,3 +17,28 @@ def test_a_first_gradient_that_is_summed_is_told_however_rounding_grows_later():
     assert untold.floor > 0.2
     assert "summed" not in {finding.kind for finding in untold.findings}
     assert "two runs as one process differ by" in untold.findings[-1].says
+
+
+def handing_out(*chosen: list | None) -> recording.Recording:
+    """Two ranks that get 32 samples each, of 256, from samplers that were given as many as `chosen` says."""
+    of_both = recorded(ranks=2, rows=["1", "2"])
+    ranks = []
+    for rank, given in zip(of_both.ranks, chosen, strict=True):
+        batches = [list(range(start, start + 8)) for start in range(32 * rank["rank"], 32 * rank["rank"] + 32, 8)]
+        loader = {"size": 256, "ordinal": 0, "indexed": True, "batches": [batches], "length": 4, "chosen": given}
+        loader |= {"trains": True, "evaluates": False, "dispatched": False, "subset": None, "repeats": False}
+        ranks.append(rank | {"loaders": [loader]})
+    return replace(of_both, ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "says"),
+    [
+        ((None, None), ["an epoch of all ranks hands out 64 samples, and the data has 256"]),
+        (([32, "one half"], [32, "the other"]), []),
+        (([64, "alike"], [64, "alike"]), []),
+        (([128, "alike"], [128, "alike"]), ["an epoch of all ranks hands out 64 samples, and samplers were given 128"]),
+    ],
+)
+def test_an_epoch_is_measured_by_what_samplers_were_given(chosen, says):
+    assert [each.says for each in findings.between_ranks(handing_out(*chosen))] == says

@@ -67,6 +67,7 @@ RIGHT = {
     "gradients by hand": (*SPAWN, "--having", "by_hand"),
     "cleared before backward": (*TORCHRUN, "--having", "zero_late"),
     "a sampler of one's own": (*TORCHRUN, "--having", "own_sampler"),
+    "a sampler that was given some of the samples": (*TORCHRUN, "--having", "some"),
     "validation by rank 0": (*TORCHRUN, "--having", "validation", "--samples", "64"),
     "called by forward()": (*TORCHRUN, "--having", "forward"),
     "bf16": (*TORCHRUN, "--having", "bf16"),

@@ -11,7 +11,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, SubsetRandomSampler
 
 # How launchers tell a process its rank and the number of ranks.
 TOLD = [("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")]
@@ -111,6 +111,8 @@ def train(rank, world, epochs, arguments):
     sampler = None if "same_samples" in mistake else DistributedSampler(data, drop_last="drop_last" in having)
     if "own_sampler" in having:
         sampler = Own(len(data), rank, world)
+    if "some" in having:
+        sampler = SubsetRandomSampler(range(rank, 64, world))
     if "validation" in having and rank == 0:
         validation = DataLoader(Points(40, seed=2), batch_size=20, shuffle=True)
     if "shared_validation" in having:
@@ -134,7 +136,7 @@ def train(rank, world, epochs, arguments):
     loss_of = nn.CrossEntropyLoss()
     every = 2 if "accumulation" in having else 1
     for epoch in range(epochs):
-        if sampler and "same_order" not in mistake:
+        if hasattr(sampler, "set_epoch") and "same_order" not in mistake:
             sampler.set_epoch(epoch)
         for number, (points, labels) in enumerate(loader, 1):
             if "tokens" in mistake:  # of a text those that count

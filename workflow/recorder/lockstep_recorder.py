@@ -923,6 +923,7 @@ def _change_loaders(torch):
         about["repeats"] = bool(getattr(self.sampler, "replacement", False))
         parts = (self, self.sampler, self.batch_sampler)
         about["drop_last"] = any(getattr(part, "drop_last", False) for part in parts)
+        about["chosen"] = _chosen(self)
         about["indexed"] = self._dataset_kind == dataloader._DatasetKind.Map and self._auto_collation
         state.loaders.append(about)
         object.__setattr__(self, "_lockstep", about)
@@ -1061,6 +1062,16 @@ def _integer(index):
         return int(index)
     except (TypeError, ValueError):
         return index
+
+
+def _chosen(loader):
+    """How many samples its sampler draws from, and a hash of them, if it was given some (SubsetRandomSampler)."""
+    part = loader.sampler
+    for _ in range(4):  # Accelerate divides a batch sampler among ranks by one around it
+        if (indices := getattr(part, "indices", None)) is not None and (digest := _digest(indices)):
+            return [len(indices), digest]
+        part = getattr(part, "sampler", None) or getattr(part, "batch_sampler", None) or loader.batch_sampler
+    return None
 
 
 def _digest(indices):

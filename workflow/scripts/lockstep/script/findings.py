@@ -520,13 +520,23 @@ def _handed_out(recorded: Recording) -> list[Finding]:
         if recorded.world == 1 or not first["length"]:
             continue
         handed = sum((each["length"] or 0) * len(each["batches"][0][0]) for each in same if each["batches"][0])
-        says = f"an epoch of all ranks hands out {handed} samples, and the data has {first['size']}"
-        if handed > 1.4 * first["size"]:
+        meant, whose = _meant(same)
+        says = f"an epoch of all ranks hands out {handed} samples, and {whose} {meant}"
+        if handed > 1.4 * meant:
             do = "each rank goes through all of the data; if that is not intended, divide it among the ranks."
             found.append(Finding("epoch_too_long", CAUTION, says, do))
-        elif max(handed, len(together)) < 0.6 * first["size"]:
+        elif max(handed, len(together)) < 0.6 * meant:
             found.append(Finding("epoch_too_short", CAUTION, says, "was the sampler told the right number of ranks?"))
     return found
+
+
+def _meant(loaders: list[dict]) -> tuple[int, str]:
+    """How many samples an epoch of all ranks is to have, and whose number that is, in words."""
+    chosen = [loader.get("chosen") for loader in loaders]
+    if not all(chosen):
+        return loaders[0]["size"], "the data has"
+    alike = len({digest for _, digest in chosen}) == 1
+    return chosen[0][0] if alike else sum(count for count, _ in chosen), "samplers were given"
 
 
 def _left_out(loaders: list[dict], world: int) -> int:
