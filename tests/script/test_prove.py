@@ -226,6 +226,21 @@ def test_what_a_collator_or_a_whole_batch_draws_by_chance_is_drawn_again(having,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("having", ["noisy", "noisy,workers", "masked"])
+def test_augmentation_that_is_alike_on_all_ranks_is_said(having, tmp_path):
+    command = (*BESIDE, "plain", "--mistake", "random_alike", "--having", having)
+    verdict = proven(tmp_path, *command, options=("--steps", "4"))
+    assert verdict["answer"] == "equal", verdict["said"]
+    assert "augmentation changes the samples of each in the same way" in verdict["kinds"]["random"]["says"]
+
+
+@pytest.mark.slow
+def test_samples_that_draw_nothing_have_no_augmentation(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "plain", "--mistake", "random_alike", options=("--steps", "4"))
+    assert not verdict["findings"], verdict["said"]
+
+
+@pytest.mark.slow
 def test_a_mistake_is_found_though_a_collator_draws(tmp_path):
     command = (*BESIDE, "plain", "--having", "masked", "--mistake", "summed")
     verdict = proven(tmp_path, *command, options=("--steps", "4"))

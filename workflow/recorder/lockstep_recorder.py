@@ -39,6 +39,7 @@ KEEP_DROPOUT = os.environ.get("LOCKSTEP_KEEP_DROPOUT") == "1"
 SCRIPT_FOLDER = os.environ.get("LOCKSTEP_SCRIPT_FOLDER", "")
 BUCKETS = 61
 LARGEST = 2**24  # bytes of a batch that is stored because no DataLoader gave it
+WATCHED = 32  # the first items of a data set, of which it is seen whether they draw random numbers
 # What an optimizer is told for a group of parameters, as far as weights depend on it, which they do not on `fused`.
 SETTINGS = ("lr", "weight_decay", "betas", "momentum", "dampening", "nesterov", "eps", "alpha", "amsgrad", "maximize")
 # Names that wrappers insert into parameter names: DDP and DataParallel, torch.compile, Fabric, FSDP1, checkpointing.
@@ -59,6 +60,8 @@ class State:
         self.made = set()  # weak references to the storages of what the models returned in training
         self.loaders = []  # the batches of each DataLoader of this process
         self.loader = None  # that gave the last batch
+        self.items = 0  # of data sets that were fetched in this process
+        self.drawing = ""  # a hash of the random states from which the first of them that draws would be drawn
         self.calls = 0  # of models in training, with batches that no DataLoader gave
         self.returned = []  # the graph nodes of losses that models returned since the last backward pass
         self.steps = []
@@ -565,6 +568,8 @@ def change_random(module):
 
 def write(ended=False):
     """Write all that is recorded. ended: whether this process ends by itself."""
+    if drawing := _drawing():
+        state.notes["drawing"] = drawing
     processes.write(
         {
             "ended": ended,
@@ -574,6 +579,15 @@ def write(ended=False):
             "loaders": [loader for loader in state.loaders if loader["batches"]],
         }
     )
+
+
+def _drawing():
+    """A hash of the random states from which samples are first drawn, here or in a DataLoader's worker, if they are."""
+    file = os.path.join(FOLDER, f"drawing.{os.getpid()}")
+    if not state.drawing and os.path.exists(file):
+        with open(file) as stream:
+            return stream.read()
+    return state.drawing
 
 
 def end():
@@ -908,6 +922,7 @@ def _change_loaders(torch):
     reset = dataloader._BaseDataLoaderIter.__init__
     reset_again = dataloader._BaseDataLoaderIter._reset
     fetch_usual = fetch._MapDatasetFetcher.fetch
+    unseeded = []  # the states of random generators before a batch is fetched
 
     @functools.wraps(initialise)  # Lightning makes loaders again, with the arguments that it finds in the signature
     def noted_init(self, dataset, *args, **kwargs):
@@ -987,12 +1002,17 @@ def _change_loaders(torch):
         def fetch():
             if getattr(self.dataset, "__getitems__", None):
                 return self.collate_fn(self.dataset.__getitems__(index))
-            return self.collate_fn([drawn(lambda: self.dataset[each], _integer(each))[0] for each in index])
+            return self.collate_fn([item(self.dataset, each) for each in index])
 
+        unseeded[:] = _random_states(torch)
         return drawn(fetch, [_integer(each) for each in index])
 
-    def drawn(call, name):
-        """What a call returns whose random numbers depend on a name only, and whether it draws any."""
+    def item(dataset, index):
+        state.items += 1
+        return drawn(lambda: dataset[index], _integer(index), state.items <= WATCHED)[0]
+
+    def drawn(call, name, watched=True):
+        """What a call returns whose random numbers depend on a name only, and whether it draws any, if watched."""
         numpy = sys.modules.get("numpy")
         before = random.getstate(), torch.get_rng_state(), numpy and numpy.random.get_state()
         seed = int.from_bytes(hashlib.blake2b(repr(name).encode(), digest_size=4).digest(), "little")
@@ -1000,14 +1020,28 @@ def _change_loaders(torch):
         torch.default_generator.manual_seed(seed)
         if numpy:
             numpy.random.seed(seed)
-        seeded = _random_states(torch)
+        seeded = watched and _random_states(torch)
         try:
-            return call(), seeded != _random_states(torch)
+            result = call()
+            after = watched and _random_states(torch)
+            if drew := seeded != after:
+                note_drawing([own for own, one, other in zip(unseeded, seeded, after, strict=True) if one != other])
+            return result, drew
         finally:
             random.setstate(before[0])
             torch.set_rng_state(before[1])
             if numpy:
                 numpy.random.set_state(before[2])
+
+    def note_drawing(states):
+        """Note from which states of random generators the first sample that draws would be drawn."""
+        if state.drawing:
+            return
+        state.drawing = hashlib.blake2b(repr(states).encode(), digest_size=8).hexdigest()
+        worker = torch.utils.data.get_worker_info()
+        if worker and worker.id == 0:
+            with open(os.path.join(FOLDER, f"drawing.{os.getppid()}"), "w") as stream:
+                stream.write(state.drawing)
 
     dataloader.DataLoader.__init__ = noted_init
     dataloader.DataLoader.__len__ = noted_length

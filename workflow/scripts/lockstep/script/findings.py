@@ -673,12 +673,19 @@ def _one_device(recorded: Recording) -> list[Finding]:
 
 
 def _same_random_numbers(recorded: Recording) -> list[Finding]:
-    first = recorded.ranks[0]["initial"]
-    alike = all(rank["initial"]["random"] == first["random"] for rank in recorded.ranks)
-    if recorded.world > 1 and alike and first["dropout"]:
-        says = "all ranks draw the same random numbers: dropout drops the same units on each"
-        return [Finding("random", NOTE, says, "torch.manual_seed(seed + rank), after the model is made.")]
-    return []
+    if recorded.world == 1:
+        return []
+    states = [(rank["initial"]["random"], rank["notes"].get("drawing")) for rank in recorded.ranks]
+    of_model, of_samples = (len(set(each)) == 1 for each in zip(*states, strict=True))
+    effects = []
+    if of_model and recorded.ranks[0]["initial"]["dropout"]:
+        effects.append("dropout drops the same units on each")
+    if of_samples and states[0][1]:
+        effects.append("augmentation changes the samples of each in the same way")
+    if not effects:
+        return []
+    says = f"all ranks draw the same random numbers: {', and '.join(effects)}"
+    return [Finding("random", NOTE, says, "torch.manual_seed(seed + rank), after the model is made.")]
 
 
 def _without_gradient(recorded: Recording) -> list[Finding]:
