@@ -169,6 +169,23 @@ def layer_drop(loader, mistake):
         optimizer.step()
 
 
+def experts(loader, mistake):
+    """A layer that all ranks share, and one that each rank has for itself."""
+    shared = nn.Linear(20, 20)
+    torch.manual_seed(dist.get_rank())
+    model = nn.Sequential(shared, nn.Linear(20, 4))
+    for parameter in model[1].parameters():
+        parameter.allreduce = "marked" not in mistake  # as DeepSpeed and Megatron mark them
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for points, labels in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(points), labels).backward()
+        for parameter in model.parameters() if "averaged" in mistake else shared.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+        optimizer.step()
+
+
 class Masking:
     """A collator that hides some inputs of a batch by chance."""
 
@@ -181,7 +198,7 @@ class Masking:
         return points.masked_fill(hidden, 0.0), labels
 
 
-KINDS = (plain, adversarial, temperature, sharded, flat, joined, views, closure, fitted, waits, layer_drop)
+KINDS = (plain, adversarial, temperature, sharded, flat, joined, views, closure, fitted, waits, experts, layer_drop)
 
 
 def main():

@@ -306,6 +306,22 @@ def test_ranks_that_hold_flat_parts_do_not_begin_with_other_weights(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mistake", [(), ("--mistake", "marked")])
+def test_ranks_with_experts_of_their_own_are_not_told(mistake, tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "experts", *mistake, options=("--steps", "4"))
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "ranks hold parameters of their own (1.weight, 1.bias)" in verdict["reason"]
+    assert verdict["kinds"].keys() == {"own_parameters"}
+
+
+@pytest.mark.slow
+def test_parameters_that_begin_unlike_and_are_averaged_are_a_mistake(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "experts", "--mistake", "averaged", options=("--steps", "4"))
+    assert verdict["answer"] == "different", verdict["said"]
+    assert "rank 1 begins with other weights than rank 0: 1.weight" in verdict["kinds"]["beginning"]["says"]
+
+
+@pytest.mark.slow
 def test_a_model_that_draws_a_number_for_a_whole_batch_is_not_told(tmp_path):
     """Each rank draws others, while both replays would draw the same."""
     verdict = proven(tmp_path, *BESIDE, "layer_drop")

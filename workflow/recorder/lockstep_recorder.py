@@ -344,6 +344,7 @@ def _begin(model):
         "batch_norm": sorted(norms),
         "dropout": max(map(dropouts, state.models)),
         "frozen": [name for name, parameter in named_parameters() if not parameter.requires_grad],
+        "not_averaged": _not_averaged(),
         "devices": devices,
         "random": hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=8).hexdigest(),
         "trainer": "transformers.trainer" in sys.modules,
@@ -356,6 +357,25 @@ def _begin(model):
                     state.stored[(f"{number}." if number else "") + plain(name)] = full.cpu().clone()
         if rank == 0:
             torch.save(state.stored, os.path.join(FOLDER, f"initial.{os.getpid()}.pt"))
+
+
+def _not_averaged():
+    """The parameters that a script leaves out of averaging, as each rank's experts.
+
+    It tells DistributedDataParallel, or marks them for DeepSpeed, Megatron (allreduce) or Tutel (skip_allreduce).
+    """
+    marked = set()
+    for module in itertools.chain.from_iterable(model.modules() for model in state.models):
+        if type(module).__name__ == "DistributedDataParallel":
+            ignored = module.parameters_to_ignore
+            marked |= {id(parameter) for name, parameter in module.module.named_parameters() if name in ignored}
+    return [
+        name
+        for name, parameter in named_parameters()
+        if id(parameter) in marked
+        or getattr(parameter, "allreduce", True) is False
+        or getattr(parameter, "skip_allreduce", False) is True
+    ]
 
 
 def _seed_all(torch, seed):

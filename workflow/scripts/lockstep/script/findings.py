@@ -66,8 +66,8 @@ def between_ranks(recorded: Recording) -> list[Finding]:
     (recorded,) = _alike_beside(recorded)
     if divided(recorded) == STAGES:  # each rank trains other parameters, and few of them read samples
         return []
-    checks = [_other_beginning, _same_samples, _a_step_later, _handed_out, _drifting, _not_cleared]
-    checks += [_clipped_while_scaled, _clipped_apart, _no_gradient, _every_micro_batch, _one_device]
+    checks = [_other_beginning, _of_each_rank, _same_samples, _a_step_later, _handed_out, _drifting]
+    checks += [_not_cleared, _clipped_while_scaled, _clipped_apart, _no_gradient, _every_micro_batch, _one_device]
     checks += [_same_random_numbers, _without_gradient, _saved_as_module]
     return [finding for check in checks for finding in check(recorded)]
 
@@ -85,8 +85,30 @@ def incomparable(recorded: Recording) -> str:
     moved = any(rank["steps"][-1]["hashes"] != rank["initial"]["hashes"] for rank in recorded.ranks)
     if not moved and not any(step["gradients"] for step in steps):
         return "no step changed any weight, as no parameter had a gradient when the optimizer stepped"
+    if own := own_parameters(*_alike_beside(recorded)):
+        return f"ranks hold parameters of their own ({_listed(own)}), which one process can't be given"
     by = divided(recorded)
     return f"ranks hold parts of the model's layers ({by}), which one process can't be given" if by else ""
+
+
+def own_parameters(recorded: Recording) -> list[str]:
+    """The parameters of which each rank holds others by design, as the experts of a mixture.
+
+    Their script tells DistributedDataParallel or the like to leave them out. Or they begin unlike and are not averaged
+    in the first step, while all others begin alike and are: a mistake would hardly meet the same few in both.
+    """
+    hashes = [rank["initial"]["hashes"] for rank in recorded.ranks]
+    if recorded.world == 1 or divided(recorded) or any(each.keys() != hashes[0].keys() for each in hashes):
+        return []
+    last = [rank["steps"][recorded.steps - 1]["hashes"] for rank in recorded.ranks]
+    begun, ended = ({name for name in hashes[0] if len({at.get(name) for at in each}) > 1} for each in (hashes, last))
+    marked = set(recorded.ranks[0]["initial"].get("not_averaged", ()))
+    gradients = [rank["steps"][0]["gradients"] for rank in recorded.ranks]
+    averaged = {name for name, mine in gradients[0].items() if all(_alike(mine, each.get(name)) for each in gradients)}
+    unlike, others = begun - marked, gradients[0].keys() - begun - marked
+    some = bool(others) and others <= averaged and unlike.isdisjoint(averaged) and unlike <= set().union(*gradients)
+    own = marked & (begun | ended) | (unlike if some else set())
+    return [name for name in hashes[0] if name in own]
 
 
 def draws(recorded: Recording) -> bool:
@@ -405,16 +427,24 @@ def _dropouts(recorded: Recording, step: int) -> list[float]:
 def _other_beginning(recorded: Recording) -> list[Finding]:
     if divided(recorded) == FLAT:
         return []
-    first = recorded.ranks[0]["initial"]
+    first, own = recorded.ranks[0]["initial"], own_parameters(recorded)
     for rank in recorded.ranks[1:]:
         hashes = rank["initial"]["hashes"]
         if hashes.keys() != first["hashes"].keys():
             return []
-        if names := [name for name in hashes if hashes[name] != first["hashes"][name]]:
+        if names := [name for name in hashes if hashes[name] != first["hashes"][name] and name not in own]:
             says = f"rank {rank['rank']} begins with other weights than rank 0: {_listed(names)}"
             do = "seed all ranks alike before the model is made, or broadcast rank 0's weights."
             return [Finding("beginning", DIFFERENT, says, do)]
     return []
+
+
+def _of_each_rank(recorded: Recording) -> list[Finding]:
+    if not (own := own_parameters(recorded)):
+        return []
+    says = f"each rank holds parameters of its own, which are not averaged: {_listed(own)}"
+    do = "nothing if ranks divide experts or tables; otherwise begin alike on all ranks, and average."
+    return [Finding("own_parameters", CAUTION, says, do)]
 
 
 def _same_samples(recorded: Recording) -> list[Finding]:
@@ -496,7 +526,7 @@ def _handed_out(recorded: Recording) -> list[Finding]:
             found.append(Finding("same_order", CAUTION, "each epoch has the same order", do))
         ranks_alike = recorded.world > 1 and all(each["batches"][:1] == first["batches"][:1] for each in same)
         of_each = [_flat(each["batches"][0]) for each in same]
-        if evaluates and (lost := _left_out(same, recorded.world)):
+        if evaluates and (lost := _dropped(same, recorded.world)):
             says = f"an evaluation leaves out {lost} of {first['size']} samples, since drop_last is set"
             found.append(Finding("left_out", CAUTION, says, "leave drop_last=True out where a metric is computed."))
         of_one_rank = any(len(indices) != len(set(indices)) for indices in of_each)
@@ -539,7 +569,7 @@ def _meant(loaders: list[dict]) -> tuple[int, str]:
     return chosen[0][0] if alike else sum(count for count, _ in chosen), "samplers were given"
 
 
-def _left_out(loaders: list[dict], world: int) -> int:
+def _dropped(loaders: list[dict], world: int) -> int:
     """The number of samples that drop_last leaves out of a whole epoch; 0 if that can't be told."""
     if len(loaders) < world or not (loaders[0].get("drop_last") and _whole(loaders) and _of_one_data(loaders)):
         return 0
@@ -575,15 +605,17 @@ def _drifting(recorded: Recording) -> list[Finding]:
     sharded = recorded.ranks[0]["initial"]["sharded"] or divided(recorded) == FLAT
     if recorded.world == 1 or _other_beginning(recorded) or sharded:
         return []
+    own = own_parameters(recorded)
     for step in range(recorded.steps):
         first = recorded.ranks[0]["steps"][step]
         for rank in recorded.ranks[1:]:
             hashes = rank["steps"][step]["hashes"]
-            names = [name for name in hashes if hashes[name] != first["hashes"].get(name)]
+            names = [name for name in hashes if hashes[name] != first["hashes"].get(name) and name not in own]
             if not names:
                 continue
             gradients = rank["steps"][step]["gradients"]
-            theirs = [name for name in gradients if not _alike(gradients[name], first["gradients"].get(name))]
+            apart = [name for name in gradients if not _alike(gradients[name], first["gradients"].get(name))]
+            theirs = [name for name in apart if name not in own]
             if theirs:
                 says = f"gradients are not averaged over ranks, so their weights drift apart: {_listed(theirs)}"
                 do = (
