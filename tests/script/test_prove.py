@@ -96,6 +96,12 @@ def test_a_right_script_is_equal_and_nothing_is_held_against_it(name, tmp_path):
     assert all(line["loss"] < 10 for line in verdict["table"])
 
 
+@pytest.mark.slow
+def test_half_precision_that_a_framework_sets_within_the_model_is_allowed_its_rounding(tmp_path):
+    verdict = proven(tmp_path, "torchrun", "--nproc-per-node", "2", "with_accelerate.py", "--having", "bf16")
+    assert verdict["answer"] == "equal", verdict["said"]
+
+
 WRONG = {
     "same_samples": ("same_samples", TORCHRUN, "scores = called"),
     "other_data": ("other_data", TORCHRUN, "scores = called"),

@@ -292,14 +292,19 @@ def weights():
 
 def before_training_call(model, inputs):
     """Called before an outermost module is trained on a batch."""
-    import torch
-
     state.watch_norms(False)
     if not any(each is model for each in state.models):
         state.models.append(model)
         _begin(model)
     about = {"rows": rows_of(inputs), "line": line(), "model": [each is model for each in state.models].index(True)}
     state.step["calls"].append(about | {"synchronised": getattr(model, "require_backward_grad_sync", None)})
+    note_autocast()
+
+
+def note_autocast():
+    """Record the precision of automatic mixed precision, if it is on."""
+    import torch
+
     for kind in ("cpu", "cuda"):
         if torch.is_autocast_enabled(kind):
             note_precision(torch.get_autocast_dtype(kind))
@@ -642,6 +647,7 @@ def change_torch(torch):
     _change_loaders(torch)
     _change_clipping(torch)
     _change_norms(torch)
+    _change_autocast(torch)
     _change_communication(torch)
     _change_saving(torch)
     _change_schedules(torch)
@@ -686,9 +692,9 @@ def _change_modules(torch):
             state.depth -= 1
         if watched and before != _random_states(torch):
             state.notes["draws"] = True
-        for _, tensor in _tensors(output):
+        for _, tensor in _tensors(output) if trains else ():
             note_precision(tensor.dtype)
-            if trains and state.loader is None and not tensor.dim() and tensor.grad_fn is not None:
+            if state.loader is None and not tensor.dim() and tensor.grad_fn is not None:
                 state.returned.append(tensor.grad_fn)
         if trains:
             note_made(output)
@@ -850,6 +856,19 @@ def _change_norms(torch):
             setattr(owner, name, noted if on else usual)
 
     state.watch_norms = watch_norms
+
+
+def _change_autocast(torch):
+    """Note that a model begins to compute in half precision by itself, as Accelerate lets it."""
+    begin = torch.autocast.__enter__
+
+    def noted(self):
+        result = begin(self)
+        if not torch.compiler.is_compiling() and state.depth and torch.is_grad_enabled() and not state.finished:
+            note_autocast()
+        return result
+
+    torch.autocast.__enter__ = noted
 
 
 def _change_communication(torch):
