@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lockstep.script import findings, recording
-from tests.script.test_gate import recorded
+from tests.script.test_gate import OTHER_DECAY, recorded
 
 
 def test_a_first_gradient_that_is_summed_is_told_however_rounding_grows_later():
@@ -42,3 +42,14 @@ def handing_out(*chosen: list | None) -> recording.Recording:
 )
 def test_an_epoch_is_measured_by_what_samplers_were_given(chosen, says):
     assert [each.says for each in findings.between_ranks(handing_out(*chosen))] == says
+
+
+def test_a_setting_that_the_weights_do_not_show_is_told():
+    of_ranks = recorded(ranks=2, steps=1)
+    of_ranks.ranks[1]["steps"][0]["calls"][0]["rows"] = ["3", "4"]
+    rows = ["1", "2", "3", "4"]
+    alone, other = (recorded(rows=rows, steps=1, **more) for more in ({}, {"settings": OTHER_DECAY}))
+    assert findings.against_one(of_ranks, alone, alone).answer == findings.EQUAL
+    told = findings.against_one(of_ranks, other, other)
+    assert told.answer == findings.DIFFERENT
+    assert told.reason == "weight decay 0.01, 0, and 0.0101, 0 on one process"

@@ -112,6 +112,7 @@ WRONG = {
     "not_cleared": ("not_cleared", TORCHRUN, "scaler.scale(loss).backward()"),
     "drifting": ("apart", TORCHRUN, "scaler.step(optimizer)"),
     "schedule_of_ranks": ("schedule", TORCHRUN, "scaler.step(optimizer)"),
+    "decay_of_ranks": ("setting", TORCHRUN, "scaler.step(optimizer)"),
     "coarse_hook": ("communication", TORCHRUN, "scaler.scale(loss).backward()"),
 }
 

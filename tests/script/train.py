@@ -126,7 +126,9 @@ def train(rank, world, epochs, arguments):
     if "sgd" in having:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     else:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 * (world if "rate_scaled" in mistake else 1))
+        rate = 1e-3 * (world if "rate_scaled" in mistake else 1)
+        decay = 0.01 * (world if "decay_of_ranks" in mistake else 1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay)
     if "group_rate" in mistake:
         groups = [{"params": model[0].parameters()}, {"params": model[2:].parameters(), "lr": 0.1 * world}]
         optimizer = torch.optim.SGD(groups, lr=0.1)

@@ -31,6 +31,7 @@ OWN_PART = "give each rank its own part, as by DistributedSampler(dataset)."
 _listed = partial(listed, most=3)
 OF_SCALE = ("summed", "averaged_twice", "gradient_scale")  # causes that are reported beside any other finding
 EXPLAIN = ("beginning", "apart", "clipped_apart", "groups")  # findings of which a difference to one process may come
+OF_STEP = {"step": ("setting",)}  # and of which another step along the same gradients may come
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,7 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
         for step in range(steps)
     ]
     found += _other_rates(recorded, alone, steps)
+    found += _other_options(recorded, alone)
     smallest = _smallest(recorded)
     first = next(
         (step for step in range(steps) if not distances[step] <= ABOVE_FLOOR * max(floors[step], smallest)), None
@@ -201,7 +203,7 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
     cause = _cause(recorded, alone, floor, at, gradient == at)
     if cause.kind in OF_SCALE:
         found.append(cause)
-    elif not any(finding.kind in EXPLAIN for finding in found):
+    elif not any(finding.kind in (*EXPLAIN, *OF_STEP.get(cause.kind, ())) for finding in found):
         found.insert(0, cause)
     reason, parameters = wrong_of(found)[0].says, _by_parameter(recorded, alone, floor, at)
     return Verdict(DIFFERENT, reason, found, distances[-1], floors[-1], table, at + 1, parameters)
@@ -326,6 +328,16 @@ def _other_settings(one: Recording, other: Recording) -> list[Finding]:
         if found:
             return found
     return []
+
+
+def _other_options(recorded: Recording, alone: Recording) -> list[Finding]:
+    """What optimizers are told otherwise on one process from the first step on, but for the rate (_other_rates)."""
+    do = "set it by what does not depend on the number of ranks."
+    return [
+        replace(each, says=f"{each.says.replace(' against ', ', and ')} on one process", do=do)
+        for each in _other_settings(recorded.until(1), alone)
+        if each.kind == "setting"
+    ]
 
 
 def _settings(recorded: Recording, step: int) -> dict[str, list]:
