@@ -32,6 +32,8 @@ def adversarial(loader, mistake):
 def temperature(loader, mistake):
     """A parameter beside the model, which DistributedDataParallel does not know; its gradient is small."""
     model, heat = DistributedDataParallel(nn.Linear(20, 4)), nn.Parameter(torch.zeros(()))
+    if "other_weights" in mistake:
+        nn.init.constant_(heat, dist.get_rank())
     optimizer = torch.optim.SGD([{"params": model.parameters()}, {"params": [heat], "lr": 1e-6}], lr=0.1)
     for points, labels in loader:
         optimizer.zero_grad()
@@ -186,6 +188,22 @@ def experts(loader, mistake):
         optimizer.step()
 
 
+def growing(loader, mistake):
+    """A model that is given a further layer after two steps."""
+    model = nn.Sequential(nn.Linear(20, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number, (points, labels) in enumerate(loader, 1):
+        if number == 3:
+            model.append(nn.Linear(4, 4))
+            optimizer.add_param_group({"params": model[1].parameters()})
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(points), labels).backward()
+        for parameter in list(model.parameters())[: 2 if "only_old" in mistake else None]:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+        optimizer.step()
+
+
 class Masking:
     """A collator that hides some inputs of a batch by chance."""
 
@@ -198,7 +216,8 @@ class Masking:
         return points.masked_fill(hidden, 0.0), labels
 
 
-KINDS = (plain, adversarial, temperature, sharded, flat, joined, views, closure, fitted, waits, experts, layer_drop)
+KINDS = (plain, adversarial, temperature, sharded, flat, joined, views, closure, fitted, waits, experts, growing)
+KINDS += (layer_drop,)
 
 
 def main():

@@ -217,7 +217,7 @@ BESIDE = ("torchrun", "--nproc-per-node", "2", "beside.py")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["adversarial", "temperature", "sharded", "views", "closure", "fitted"])
+@pytest.mark.parametrize("kind", ["adversarial", "temperature", "sharded", "views", "closure", "fitted", "growing"])
 def test_all_that_is_trained_is_proven(kind, tmp_path):
     verdict = proven(tmp_path, *BESIDE, kind, options=("--steps", "4"))
     assert verdict["answer"] == "equal", verdict["said"]
@@ -264,11 +264,21 @@ def test_what_a_collator_draws_from_its_own_generator_is_not_told(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "mistake", "drifts"),
-    [("adversarial", "inner_model", "1.weight"), ("temperature", "not_averaged", "SGD.param_groups[1]['params'][0]")],
+    [
+        ("adversarial", "inner_model", "1.weight"),
+        ("temperature", "not_averaged", "SGD.param_groups[1]['params'][0]"),
+        ("growing", "only_old", "1.weight"),
+    ],
 )
 def test_a_parameter_that_drifts_is_found_wherever_it_is(kind, mistake, drifts, tmp_path):
     verdict = proven(tmp_path, *BESIDE, kind, "--mistake", mistake, options=("--steps", "4"))
     assert drifts in verdict["kinds"]["apart"]["says"], verdict["said"]
+
+
+@pytest.mark.slow
+def test_a_parameter_beside_the_model_that_begins_otherwise_on_each_rank_is_found(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "temperature", "--mistake", "other_weights", options=("--steps", "4"))
+    assert "SGD.param_groups[1]['params'][0]" in verdict["kinds"]["beginning"]["says"], verdict["said"]
 
 
 @pytest.mark.slow

@@ -456,6 +456,7 @@ def before_step(optimizer, args, kwargs):
     step = state.step
     if state.initial and state.stepping == 1:
         _note_others(optimizer)
+        _note_later()
     step["gradients"] = gradients()  # the innermost call wins: Horovod's averages, then calls the wrapped optimizer
     if state.stepping > 1:
         return
@@ -508,6 +509,14 @@ def _note_others(optimizer):
         sketches, hashes, _ = weights()
         state.initial["weights"] |= {name: sketches[name] for name in others}
         state.initial["hashes"] |= {name: hashes[name] for name in others}
+
+
+def _note_later():
+    """Record parameters that a model was given since its first call, before their first step."""
+    if any(name not in state.initial["weights"] for name, _ in named_parameters()):
+        sketches, hashes, _ = weights()
+        state.initial["weights"] = sketches | state.initial["weights"]
+        state.initial["hashes"] = hashes | state.initial["hashes"]
 
 
 def after_step(optimizer, *_):

@@ -144,8 +144,12 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
         return Verdict(DIFFERENT, other_data.says, [other_data, *found])
     if other := _other_samples(recorded, alone, steps):
         return untold(other, found)
-    if not _same_names(recorded, alone):
+    if _other_names(recorded, alone):
         return untold("on one process the script trains parameters of other names or shapes", found)
+    if not _initial_distance(recorded, alone) <= SMALLEST_ELSE:
+        mine, its = (each.ranks[0]["initial"]["hashes"] for each in (recorded, alone))
+        names = [name for name in mine if mine[name] != its[name]]
+        return untold(f"one process begins with other weights, which it could not be given: {_listed(names)}", found)
     distances = [_distance(recorded, alone, step) for step in range(steps)]
     floors = [_distance(alone, floor, step) for step in range(steps)]
     table = [
@@ -297,8 +301,7 @@ def not_finite(recorded: Recording) -> int | None:
 
 
 def _other_start(one: Recording, other: Recording) -> list[Finding]:
-    names = _shapes(one).keys() ^ _shapes(other).keys()
-    if names:
+    if names := _other_names(one, other):
         return [Finding("parameters", DIFFERENT, f"they train other parameters: {_listed(sorted(names))}")]
     if not _initial_distance(one, other) <= SMALLEST_ELSE:
         return [Finding("beginning", DIFFERENT, "they begin with other weights", "seed both alike.")]
@@ -824,19 +827,23 @@ def _with_names(recorded: Recording, names: dict[str, str] | dict[str, None]) ->
 
 
 def _alike_beside(*recordings: Recording) -> list[Recording]:
-    """Recordings without parameters beside a model that begin unlike on ranks, since each may hold a part of them."""
+    """Recordings without parameters beside a model that begin unlike on ranks, if they are copies of the model's.
+
+    Each rank may hold a part of these. They are copies if an optimizer holds none of the model's own.
+    """
+    if "unstepped" in recordings[0].ranks[0]["steps"][0]:
+        return list(recordings)
     beginnings = [rank["initial"]["hashes"] for recorded in recordings for rank in recorded.ranks]
     beside = {name for hashes in beginnings for name in hashes if BESIDE in name}
     unlike = {name for name in beside if len({hashes.get(name) for hashes in beginnings}) > 1}
     return [_with_names(recorded, dict.fromkeys(unlike)) for recorded in recordings]
 
 
-def _same_names(recorded: Recording, alone: Recording) -> bool:
-    return _shapes(recorded).keys() == _shapes(alone).keys()
-
-
-def _shapes(recorded: Recording) -> dict:
-    return recorded.ranks[0]["initial"]["weights"]
+def _other_names(one: Recording, other: Recording) -> set[str]:
+    """The parameters that only one of them trains, in the first step with any."""
+    noted = [[each.ranks[0]["initial"], *each.ranks[0]["steps"]] for each in (one, other)]
+    each = (mine["weights"].keys() ^ its["weights"].keys() for mine, its in zip(*noted, strict=False))
+    return next(filter(None, each), set())
 
 
 def _other_rates(recorded: Recording, alone: Recording, steps: int) -> list[Finding]:
