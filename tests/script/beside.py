@@ -149,6 +149,32 @@ def waits(loader, mistake):
             dist.recv(torch.zeros(1), src=1)
 
 
+class Looked(nn.Module):
+    """Has a sparse gradient and a complex weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.last = nn.Embedding(4, 20, sparse=True), nn.Linear(20, 4)
+        self.turn = nn.Parameter(torch.ones(4, dtype=torch.complex64) + 0.5j)
+
+    def forward(self, points, kinds):
+        return (self.last(points + self.table(kinds)) * self.turn).abs()
+
+
+def sparse(loader, mistake):
+    model = Looked()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for points, labels in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(points, labels), labels).backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad = parameter.grad / dist.get_world_size()
+        if "imaginary" in mistake:
+            model.turn.grad.imag.mul_(dist.get_world_size())
+        optimizer.step()
+
+
 class Sometimes(nn.Module):
     """Leaves out its second layer in some of the steps, by chance."""
 
@@ -217,7 +243,7 @@ class Masking:
 
 
 KINDS = (plain, adversarial, temperature, sharded, flat, joined, views, closure, fitted, waits, experts, growing)
-KINDS += (layer_drop,)
+KINDS += (sparse, layer_drop)
 
 
 def main():

@@ -217,7 +217,9 @@ BESIDE = ("torchrun", "--nproc-per-node", "2", "beside.py")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["adversarial", "temperature", "sharded", "views", "closure", "fitted", "growing"])
+@pytest.mark.parametrize(
+    "kind", ["adversarial", "temperature", "sharded", "views", "closure", "fitted", "growing", "sparse"]
+)
 def test_all_that_is_trained_is_proven(kind, tmp_path):
     verdict = proven(tmp_path, *BESIDE, kind, options=("--steps", "4"))
     assert verdict["answer"] == "equal", verdict["said"]
@@ -296,6 +298,13 @@ def test_a_single_number_whose_gradient_is_summed_is_found(tmp_path):
         " all others are the same",
         verdict["kinds"]["own_gradient"]["says"],
     ), verdict["said"]
+
+
+@pytest.mark.slow
+def test_the_imaginary_part_of_a_gradient_counts(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "sparse", "--mistake", "imaginary", options=("--steps", "4"))
+    assert verdict["answer"] == "different", verdict["said"]
+    assert "turn" in verdict["reason"]
 
 
 @pytest.mark.slow

@@ -256,7 +256,9 @@ def sketched(tensor):
     """The norm and the sketch of a tensor: a list of 1 + 61 floats."""
     import torch
 
-    flat = tensor.detach().reshape(-1)
+    tensor = tensor.detach()
+    tensor = tensor.to_dense() if tensor.is_sparse else tensor
+    flat = (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
     flat = flat.to(torch.float64) if flat.device.type != "mps" else flat.float().cpu().double()
     norm = float(flat.square().sum().sqrt())  # not norm(), which is watched
     padded = torch.nn.functional.pad(flat, (0, -flat.numel() % BUCKETS))
@@ -319,7 +321,10 @@ def note_precision(dtype):
 
 def _holds_gradient(parameter):
     gradient = parameter.grad
-    return gradient is not None and bool((getattr(gradient, "_local_tensor", gradient) != 0).any())
+    if gradient is None:
+        return False
+    gradient = getattr(gradient, "_local_tensor", gradient)
+    return bool(((gradient.coalesce().values() if gradient.is_sparse else gradient) != 0).any())
 
 
 def _begin(model):
