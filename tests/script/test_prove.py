@@ -72,6 +72,7 @@ RIGHT = {
     "called by forward()": (*TORCHRUN, "--having", "forward"),
     "bf16": (*TORCHRUN, "--having", "bf16"),
     "compiled": (*TORCHRUN, "--having", "compile"),
+    "a compiled optimizer": (*TORCHRUN, "--having", "compiled_step"),
     "fsdp": (*TORCHRUN, "--having", "fsdp"),
     "more epochs than steps": (*TORCHRUN, "--samples", "64", "--epochs", "3"),
     "a hook that sends half precision": (*TORCHRUN, "--having", "half_hook"),

@@ -68,6 +68,11 @@ def coarse(state, bucket):
     return dist.all_reduce(sent, async_op=True).get_future().then(lambda future: future.value()[0])
 
 
+@torch.compile(backend="eager")
+def compiled_step(optimizer):
+    optimizer.step()
+
+
 def clip_by_hand(parameters, by_squares):
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if by_squares:
@@ -178,7 +183,10 @@ def train(rank, world, epochs, arguments):
             elif "clip" in having:
                 scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-            scaler.step(optimizer)
+            if "compiled_step" in having:
+                compiled_step(optimizer)
+            else:
+                scaler.step(optimizer)
             scaler.update()
             for _ in range(world if "schedule_of_ranks" in mistake else 1):
                 schedule.step()

@@ -654,8 +654,9 @@ def change_torch(torch):
 
     processes.note_start()
     torch.manual_seed(_seed())
-    optimizer.register_optimizer_step_pre_hook(before_step)
-    optimizer.register_optimizer_step_post_hook(after_step)
+    # A script may compile its optimizer's step, whose graph must not have what the recorder does.
+    optimizer.register_optimizer_step_pre_hook(torch.compiler.disable(before_step))
+    optimizer.register_optimizer_step_post_hook(torch.compiler.disable(after_step))
     _change_modules(torch)
     _change_backward(torch)
     _change_loaders(torch)
