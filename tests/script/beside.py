@@ -128,6 +128,7 @@ def plain(loader, mistake):
     for points, labels in loader:
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(points), labels)
+        loss = loss * torch.rand(()) if "weighted" in mistake else loss
         (loss * dist.get_world_size() if "summed" in mistake else loss).backward()
         optimizer.step()
 

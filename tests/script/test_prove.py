@@ -357,6 +357,14 @@ def test_a_model_that_draws_a_number_for_a_whole_batch_is_not_told(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_loss_that_is_weighted_by_chance_is_not_told(tmp_path):
+    """Each rank draws other weights than one process."""
+    verdict = proven(tmp_path, *BESIDE, "plain", "--mistake", "weighted", options=("--steps", "4"))
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "two runs as one process differ by" in verdict["reason"]
+
+
+@pytest.mark.slow
 def test_steps_that_only_some_ranks_do_are_not_called_equal(tmp_path):
     verdict = proven(tmp_path, *BESIDE, "joined", options=("--steps", "4"))
     assert verdict["answer"] == "not told", verdict["said"]

@@ -60,6 +60,8 @@ class State:
         self.made = set()  # weak references to the storages of what the models returned in training
         self.loaders = []  # the batches of each DataLoader of this process
         self.loader = None  # that gave the last batch
+        self.random = None  # the states of random generators when it gave it, until a backward pass
+        self.drawn = 0  # the number of batches between which and their backward pass random numbers were drawn
         self.items = 0  # of data sets that were fetched in this process
         self.drawing = ""  # a hash of the random states from which the first of them that draws would be drawn
         self.calls = 0  # of models in training, with batches that no DataLoader gave
@@ -743,11 +745,24 @@ def _change_modules(torch):
     torch.nn.Module.__call__ = noted
 
 
+def _note_drawing_loop(torch):
+    """Note that random numbers are drawn between batch and backward pass, in the loop or the loss, in several steps.
+
+    In a single one they may initialise a layer.
+    """
+    if state.random is not None and state.random != _random_states(torch):
+        state.drawn += 1
+        if state.drawn > 1:
+            state.notes["draws"] = True
+    state.random = None
+
+
 def _change_backward(torch):
     backward = torch.autograd.backward
 
     def noted(tensors, *args, **kwargs):
         if state.models and not state.finished:
+            _note_drawing_loop(torch)
             state.pending = {id(each): each for each in state.pending.values() if _holds_gradient(each)}
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         if state.models and not state.finished and len(roots) == 1 and roots[0].numel() == 1:
@@ -1037,6 +1052,7 @@ def _change_loaders(torch):
             epoch.append([int(each) for each in index])
         except (TypeError, ValueError):  # indices that are not integers
             about["indexed"] = False
+        state.random = _random_states(torch)
         return index
 
     def same_items(self, index):
