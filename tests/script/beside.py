@@ -257,7 +257,7 @@ def main():
     having = arguments.having
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    data = Points(256, "noisy" in having)
+    data = Points(256, "noisy" in having, seed=dist.get_rank() if "own_data" in having else 1)
     if "subset" in having:
         data = Subset(data, range(128))
     collate = Masking() if "masked" in having else None

@@ -53,3 +53,10 @@ def test_a_setting_that_the_weights_do_not_show_is_told():
     told = findings.against_one(of_ranks, other, other)
     assert told.answer == findings.DIFFERENT
     assert told.reason == "weight decay 0.01, 0, and 0.0101, 0 on one process"
+
+
+def test_a_data_set_that_does_not_tell_its_size_is_not_judged_by_it():
+    unsized = handing_out(None, None)
+    for rank in unsized.ranks:
+        rank["loaders"][0]["size"] = None
+    assert findings.between_ranks(unsized) == []

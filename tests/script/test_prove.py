@@ -365,6 +365,16 @@ def test_a_loss_that_is_weighted_by_chance_is_not_told(tmp_path):
 
 
 @pytest.mark.slow
+def test_ranks_with_data_sets_of_their_own_are_not_told(tmp_path):
+    """If they divide the indices of data that differ, it is a mistake (other_data)."""
+    command = (*BESIDE, "plain", "--having", "own_data", "--mistake", "same_samples")
+    verdict = proven(tmp_path, *command, options=("--steps", "4"))
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "each rank goes through all of a data set of its own" in verdict["reason"]
+    assert not verdict["findings"]
+
+
+@pytest.mark.slow
 def test_steps_that_only_some_ranks_do_are_not_called_equal(tmp_path):
     verdict = proven(tmp_path, *BESIDE, "joined", options=("--steps", "4"))
     assert verdict["answer"] == "not told", verdict["said"]

@@ -141,6 +141,9 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
         )
         return untold(reason, found)
     if other_data := _other_data(recorded, alone):
+        if any(map(_goes_through_all, _that_train(recorded))):
+            reason = "each rank goes through all of a data set of its own, and one process has rank 0's only"
+            return untold(reason, found)
         return Verdict(DIFFERENT, other_data.says, [other_data, *found])
     if other := _other_samples(recorded, alone, steps):
         return untold(other, found)
@@ -524,6 +527,33 @@ def _at_once(loaders: list[dict]) -> list[list[int]]:
     return [_flat(turn) for epoch in epochs for turn in zip(*epoch, strict=False)]
 
 
+def _that_train(recorded: Recording) -> list[list[dict]]:
+    """The loaders of all ranks that give samples to train on, each kind with those of each rank."""
+    return [same for same in loaders_alike(recorded.ranks) if len(same) == recorded.world and same[0]["trains"]]
+
+
+def _goes_through_all(loaders: list[dict]) -> bool:
+    """Whether an epoch of each rank has nearly as many samples as its data set, so that no sampler divides these."""
+    each = [(loader["length"], loader["size"], loader["batches"][0][:1]) for loader in loaders]
+    return all(length and size and first and length * len(first[0]) > 0.75 * size for length, size, first in each)
+
+
+def _has_own_data(recorded: Recording, loaders: list[dict]) -> bool:
+    """Whether ranks got other samples under the same indices, as each has a file of its own."""
+    if len(loaders) < recorded.world or recorded.world == 1:
+        return False
+    rows = [_row_of_index(rank, loader) for rank, loader in zip(recorded.ranks, loaders, strict=True)]
+    shared = [(row, each[index]) for each in rows[1:] for index, row in rows[0].items() if index in each]
+    return bool(shared) and all(mine != its for mine, its in shared)
+
+
+def _row_of_index(rank: dict, loader: dict) -> dict[int, str]:
+    """What each index of a rank's first epoch was, where its model was called once with each of the batches."""
+    calls = [call["rows"] for step in rank["steps"] for call in step["calls"]]
+    pairs = [pair for pair in zip(loader["batches"][0], calls, strict=False) if len(pair[0]) == len(pair[1])]
+    return {index: row for batch, rows in pairs for index, row in zip(batch, rows, strict=True)}
+
+
 def _of_one_data(loaders: list[dict]) -> bool:
     """Whether the loaders of all ranks have the same data, so that an index means the same sample."""
     return len({loader["subset"] for loader in loaders}) == 1
@@ -534,6 +564,8 @@ def _handed_out(recorded: Recording) -> list[Finding]:
     found = []
     for same in loaders_alike(recorded.ranks):
         first = same[0]
+        if first["size"] is None:  # a data set need not tell it, if its sampler knows its indices
+            continue
         evaluates = first["evaluates"] and not first["trains"]
         epochs = [] if evaluates else [epoch for epoch in first["batches"] if len(epoch) > 1]
         if len(epochs) > 1 and _shuffled(epochs[0]) and epochs[0][: len(epochs[1])] == epochs[1][: len(epochs[0])]:
@@ -546,6 +578,8 @@ def _handed_out(recorded: Recording) -> list[Finding]:
             found.append(Finding("left_out", CAUTION, says, "leave drop_last=True out where a metric is computed."))
         of_one_rank = any(len(indices) != len(set(indices)) for indices in of_each)
         by_itself = first["repeats"] or (of_one_rank and not _at_the_end(same))
+        if first["trains"] and _has_own_data(recorded, same):
+            continue
         if ranks_alike or by_itself or not _of_one_data(same) or len(same) < recorded.world:
             continue
         together = _flat(of_each)
@@ -901,7 +935,7 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
             )
             do = (
                 "DistributedDataParallel averages already: leave the other division out; a loss that is a sum must be"
-                f" multiplied by the number of ranks ({world})."
+                f" multiplied by the number of ranks ({world}). A division by a fixed number is right."
             )
             return Finding("averaged_twice", DIFFERENT, says, do, **at)
         if seen:
