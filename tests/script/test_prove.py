@@ -460,6 +460,27 @@ def test_a_command_that_does_not_train_is_said_in_words(command, says):
     assert "Traceback" not in finished.stderr or "--wrong" in command
 
 
+UNAWARE = """
+import torch
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_do_not_know_of_each_other_are_said(tmp_path):
+    (tmp_path / "unaware.py").write_text(UNAWARE, encoding="utf-8")
+    start = f"{sys.executable} {tmp_path / 'unaware.py'}"
+    verdict = proven(tmp_path, "sh", "-c", f"{start} & {start}; wait")
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "2 processes trained as rank 0 of 1, so they do not know of each other" in verdict["reason"]
+
+
 @pytest.mark.slow
 def test_a_command_that_fails_on_its_way_is_not_called_equal(tmp_path):
     verdict = proven(tmp_path, *TORCHRUN, "--mistake", "crash")
