@@ -528,6 +528,15 @@ def test_two_scripts_are_held_against_one_another(tmp_path):
 
 
 @pytest.mark.slow
+def test_two_scripts_whose_clipping_hides_a_sum_are_not_told(tmp_path):
+    clips = "--having sgd,by_hand,clip_squares"
+    against = ("--against", f"{' '.join(SPAWN)} {clips}", "--steps", "4")
+    verdict = proven(tmp_path, *TORCHRUN, *clips.split(), "--mistake", "summed", options=against)
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "gradients come to the same norm in each step" in verdict["reason"]
+
+
+@pytest.mark.slow
 def test_another_script_that_fails_or_ends_earlier_is_not_called_equal(tmp_path):
     spawned = " ".join(SPAWN)
     crashed = proven(tmp_path / "crashed", *TORCHRUN, options=("--against", f"{spawned} --mistake crash"))

@@ -86,6 +86,8 @@ def _prove(command: list[str], against: str | None, folder: Path, asked: recordi
             says = f"training ends after {recorded.steps} steps, against {other.steps}"
             found.append(findings.Finding("length", findings.DIFFERENT, says, step=steps + 1))
         wrong = findings.wrong_of(found)
+        if not wrong and (reason := findings.size_unknown(recorded, other)):
+            return findings.untold(reason, found)
         answer = findings.DIFFERENT if wrong else findings.EQUAL
         reason = wrong[0].says if wrong else f"both scripts did the same in each of {steps} steps"
         return findings.Verdict(answer, reason, found)

@@ -188,14 +188,7 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
         return untold(reason, found, distances[-1], floors[-1], table)
     if first is None and gradient is None:
         wrong = wrong_of(found)
-        if not wrong and any(_always_as_large(each) and not _factors(each, 0).size for each in (recorded, alone)):
-            reason = (
-                "gradients come to the same norm in each step, as where a script clips them itself, so that a sum over"
-                " ranks looks like a mean; clip by torch.nn.utils.clip_grad_norm_, or set a limit that none reaches"
-            )
-            return untold(reason, found, distances[-1], floors[-1], table)
-        if not wrong and not any(_gradient_is_known(recorded, alone, step) for step in range(steps)):
-            reason = "gradients are not seen, and weights alone don't show their size: Adam and clipping hide it"
+        if not wrong and (reason := size_unknown(recorded, alone)):
             return untold(reason, found, distances[-1], floors[-1], table)
         if len(ends := {len(rank["steps"]) for rank in recorded.ranks}) > 1 and not wrong:  # as within join()
             counts = _listed(map(str, sorted(ends)))
@@ -293,6 +286,18 @@ def two_commits(one: Recording, other: Recording, rounding: list[tuple[float, fl
                 found += [replace(each, says=f"rank {rank}: {each.says}") for each in wrong]
     earlier = {(each.kind, each.says) for each in between_ranks(other)}
     return found + [each for each in between_ranks(one) if (each.kind, each.says) not in earlier]
+
+
+def size_unknown(one: Recording, other: Recording) -> str:
+    """Why gradients of other sizes may look the same, such as a sum over ranks and a mean; empty if they do not."""
+    if any(_always_as_large(each) and not _factors(each, 0).size for each in (one, other)):
+        return (
+            "gradients come to the same norm in each step, as where a script clips them itself, so that a sum over"
+            " ranks looks like a mean; clip by torch.nn.utils.clip_grad_norm_, or set a limit that none reaches"
+        )
+    if not any(_gradient_is_known(one, other, step) for step in range(min(one.steps, other.steps))):
+        return "gradients are not seen, and weights alone don't show their size: Adam and clipping hide it"
+    return ""
 
 
 def not_finite(recorded: Recording) -> int | None:

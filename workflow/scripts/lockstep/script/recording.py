@@ -452,8 +452,8 @@ def _read(folder: Path, exit_code: int, log: Path | None, of_one: bool = False) 
     if len(ranks) > len(set(ranks)):
         rank = max(ranks, key=ranks.count)
         raise RunFailed(
-            f"{ranks.count(rank)} processes trained as rank {rank} of {trained[0]['world']}, so they do not know of each"
-            " other, and each trains a model of its own; call init_process_group in each, with the number of ranks"
+            f"{ranks.count(rank)} processes trained as rank {rank} of {trained[0]['world']}, so they do not know of"
+            " each other, and each trains a model of its own; call init_process_group in each, with the number of ranks"
         )
     if ranks != list(range(trained[0]["world"])):
         raise RunFailed(f"of {trained[0]['world']} ranks, only these did a step: {', '.join(map(str, ranks))}")
