@@ -1,6 +1,7 @@
 """Scripts in which not every trained parameter belongs to one model that is called in training."""
 
 import argparse
+import copy
 
 import torch
 import torch.distributed as dist
@@ -124,7 +125,8 @@ def plain(loader, mistake):
     model = DistributedDataParallel(nn.Linear(20, 4))
     if "random_alike" not in mistake:
         torch.manual_seed(dist.get_rank())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    held = copy.deepcopy(model.module) if "stale_optimizer" in mistake else model
+    optimizer = torch.optim.SGD(held.parameters(), lr=0.1)
     for points, labels in loader:
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(points), labels)

@@ -319,7 +319,15 @@ def test_a_sum_of_sharded_gradients_is_found_though_they_are_clipped(tmp_path):
 def test_steps_that_change_nothing_prove_nothing(tmp_path):
     verdict = proven(tmp_path, *BESIDE, "sharded", "--mistake", "never_averaged", options=("--steps", "4"))
     assert verdict["answer"] == "not told"
-    assert "no step changed any weight" in verdict["reason"]
+    assert "no step changed any weight, as no parameter had a gradient" in verdict["reason"]
+
+
+@pytest.mark.slow
+def test_an_optimizer_of_other_weights_is_not_called_equal(tmp_path):
+    """One process trains as little."""
+    verdict = proven(tmp_path, *BESIDE, "plain", "--mistake", "stale_optimizer", options=("--steps", "4"))
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "no step changed any weight, though there are gradients" in verdict["reason"]
 
 
 @pytest.mark.slow

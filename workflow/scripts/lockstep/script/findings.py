@@ -86,6 +86,8 @@ def incomparable(recorded: Recording) -> str:
     moved = any(rank["steps"][-1]["hashes"] != rank["initial"]["hashes"] for rank in recorded.ranks)
     if not moved and not any(step["gradients"] for step in steps):
         return "no step changed any weight, as no parameter had a gradient when the optimizer stepped"
+    if not moved:
+        return "no step changed any weight, though there are gradients: does the optimizer hold the model's weights?"
     if own := own_parameters(*_alike_beside(recorded)):
         return f"ranks hold parameters of their own ({_listed(own)}), which one process can't be given"
     by = divided(recorded)
