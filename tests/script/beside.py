@@ -1,13 +1,14 @@
 """Scripts in which not every trained parameter belongs to one model that is called in training."""
 
 import argparse
+import copy
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, Subset, default_collate
 
 from train import Points
 
@@ -32,6 +33,8 @@ def adversarial(loader, mistake):
 def temperature(loader, mistake):
     """A parameter beside the model, which DistributedDataParallel does not know; its gradient is small."""
     model, heat = DistributedDataParallel(nn.Linear(20, 4)), nn.Parameter(torch.zeros(()))
+    if "other_weights" in mistake:
+        nn.init.constant_(heat, dist.get_rank())
     optimizer = torch.optim.SGD([{"params": model.parameters()}, {"params": [heat], "lr": 1e-6}], lr=0.1)
     for points, labels in loader:
         optimizer.zero_grad()
@@ -43,13 +46,15 @@ def temperature(loader, mistake):
 
 
 def sharded(loader, mistake):
-    """FSDP2, whose gradients are averaged in every second micro-batch, or never."""
+    """FSDP2, whose gradients are averaged in every second micro-batch, or never, and then clipped."""
     model = fully_shard(nn.Linear(20, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for number, (points, labels) in enumerate(loader, 1):
         model.set_requires_gradient_sync(number % 2 == 0 and "never_averaged" not in mistake)
-        (nn.functional.cross_entropy(model(points), labels) / 2).backward()
+        loss = nn.functional.cross_entropy(model(points), labels) / 2
+        (loss * dist.get_world_size() if "summed" in mistake else loss).backward()
         if number % 2 == 0:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
             optimizer.step()
             optimizer.zero_grad()
 
@@ -116,9 +121,61 @@ class Fitted(nn.Module):
             optimizer.step()
 
 
+def plain(loader, mistake):
+    model = DistributedDataParallel(nn.Linear(20, 4))
+    if "random_alike" not in mistake:
+        torch.manual_seed(dist.get_rank())
+    held = copy.deepcopy(model.module) if "stale_optimizer" in mistake else model
+    optimizer = torch.optim.SGD(held.parameters(), lr=0.1)
+    for points, labels in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(points), labels)
+        loss = loss * torch.rand(()) if "weighted" in mistake else loss
+        (loss * dist.get_world_size() if "summed" in mistake else loss).backward()
+        optimizer.step()
+
+
 def fitted(loader, mistake):
     model = Fitted()
     model.fit(loader, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def waits(loader, mistake):
+    """Rank 0 waits after its second step for a message that nobody sends."""
+    model = DistributedDataParallel(nn.Linear(20, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number, (points, labels) in enumerate(loader, 1):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(points), labels).backward()
+        optimizer.step()
+        if number == 2 and dist.get_rank() == 0:
+            dist.recv(torch.zeros(1), src=1)
+
+
+class Looked(nn.Module):
+    """Has a sparse gradient and a complex weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.last = nn.Embedding(4, 20, sparse=True), nn.Linear(20, 4)
+        self.turn = nn.Parameter(torch.ones(4, dtype=torch.complex64) + 0.5j)
+
+    def forward(self, points, kinds):
+        return (self.last(points + self.table(kinds)) * self.turn).abs()
+
+
+def sparse(loader, mistake):
+    model = Looked()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for points, labels in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(points, labels), labels).backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad = parameter.grad / dist.get_world_size()
+        if "imaginary" in mistake:
+            model.turn.grad.imag.mul_(dist.get_world_size())
+        optimizer.step()
 
 
 class Sometimes(nn.Module):
@@ -143,7 +200,53 @@ def layer_drop(loader, mistake):
         optimizer.step()
 
 
-KINDS = (adversarial, temperature, sharded, flat, joined, views, closure, fitted, layer_drop)
+def experts(loader, mistake):
+    """A layer that all ranks share, and one that each rank has for itself."""
+    shared = nn.Linear(20, 20)
+    torch.manual_seed(dist.get_rank())
+    model = nn.Sequential(shared, nn.Linear(20, 4))
+    for parameter in model[1].parameters():
+        parameter.allreduce = "marked" not in mistake  # as DeepSpeed and Megatron mark them
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for points, labels in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(points), labels).backward()
+        for parameter in model.parameters() if "averaged" in mistake else shared.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+        optimizer.step()
+
+
+def growing(loader, mistake):
+    """A model that is given a further layer after two steps."""
+    model = nn.Sequential(nn.Linear(20, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number, (points, labels) in enumerate(loader, 1):
+        if number == 3:
+            model.append(nn.Linear(4, 4))
+            optimizer.add_param_group({"params": model[1].parameters()})
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(points), labels).backward()
+        for parameter in list(model.parameters())[: 2 if "only_old" in mistake else None]:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+        optimizer.step()
+
+
+class Masking:
+    """A collator that hides some inputs of a batch by chance."""
+
+    def __init__(self, generator=None):
+        self.generator = generator
+
+    def __call__(self, items):
+        points, labels = default_collate(items)
+        hidden = torch.bernoulli(torch.full(points.shape, 0.3), generator=self.generator).bool()
+        return points.masked_fill(hidden, 0.0), labels
+
+
+KINDS = (plain, adversarial, temperature, sharded, flat, joined, views, closure, fitted, waits, experts, growing)
+KINDS += (sparse, layer_drop)
 
 
 def main():
@@ -151,12 +254,20 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=kinds)
     parser.add_argument("--mistake", default=[], type=lambda words: words.split(","))
+    parser.add_argument("--having", default=[], type=lambda words: words.split(","))
     arguments = parser.parse_args()
+    having = arguments.having
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    data = Points(256)
+    data = Points(256, "noisy" in having, seed=dist.get_rank() if "own_data" in having else 1)
+    if "subset" in having:
+        data = Subset(data, range(128))
+    collate = Masking() if "masked" in having else None
+    if "own_generator" in having:
+        collate = Masking(torch.Generator().manual_seed(dist.get_rank()))
     sampler = None if "same_samples" in arguments.mistake else DistributedSampler(data)
-    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    workers = 1 if "workers" in having else 0
+    loader = DataLoader(data, batch_size=8, sampler=sampler, collate_fn=collate, num_workers=workers)
     kinds[arguments.kind](loader, arguments.mistake)
     dist.destroy_process_group()
 

@@ -1,7 +1,11 @@
 """What `lockstep prove` makes of recordings, without a training."""
 
-from lockstep.script import findings
-from tests.script.test_gate import recorded
+from dataclasses import replace
+
+import pytest
+
+from lockstep.script import findings, recording
+from tests.script.test_gate import OTHER_DECAY, recorded
 
 
 def test_a_first_gradient_that_is_summed_is_told_however_rounding_grows_later():
@@ -13,3 +17,46 @@ def test_a_first_gradient_that_is_summed_is_told_however_rounding_grows_later():
     assert untold.floor > 0.2
     assert "summed" not in {finding.kind for finding in untold.findings}
     assert "two runs as one process differ by" in untold.findings[-1].says
+
+
+def handing_out(*chosen: list | None) -> recording.Recording:
+    """Two ranks that get 32 samples each, of 256, from samplers that were given as many as `chosen` says."""
+    of_both = recorded(ranks=2, rows=["1", "2"])
+    ranks = []
+    for rank, given in zip(of_both.ranks, chosen, strict=True):
+        batches = [list(range(start, start + 8)) for start in range(32 * rank["rank"], 32 * rank["rank"] + 32, 8)]
+        loader = {"size": 256, "ordinal": 0, "indexed": True, "batches": [batches], "length": 4, "chosen": given}
+        loader |= {"trains": True, "evaluates": False, "dispatched": False, "subset": None, "repeats": False}
+        ranks.append(rank | {"loaders": [loader]})
+    return replace(of_both, ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "says"),
+    [
+        ((None, None), ["an epoch of all ranks hands out 64 samples, and the data has 256"]),
+        (([32, "one half"], [32, "the other"]), []),
+        (([64, "alike"], [64, "alike"]), []),
+        (([128, "alike"], [128, "alike"]), ["an epoch of all ranks hands out 64 samples, and samplers were given 128"]),
+    ],
+)
+def test_an_epoch_is_measured_by_what_samplers_were_given(chosen, says):
+    assert [each.says for each in findings.between_ranks(handing_out(*chosen))] == says
+
+
+def test_a_setting_that_the_weights_do_not_show_is_told():
+    of_ranks = recorded(ranks=2, steps=1)
+    of_ranks.ranks[1]["steps"][0]["calls"][0]["rows"] = ["3", "4"]
+    rows = ["1", "2", "3", "4"]
+    alone, other = (recorded(rows=rows, steps=1, **more) for more in ({}, {"settings": OTHER_DECAY}))
+    assert findings.against_one(of_ranks, alone, alone).answer == findings.EQUAL
+    told = findings.against_one(of_ranks, other, other)
+    assert told.answer == findings.DIFFERENT
+    assert told.reason == "weight decay 0.01, 0, and 0.0101, 0 on one process"
+
+
+def test_a_data_set_that_does_not_tell_its_size_is_not_judged_by_it():
+    unsized = handing_out(None, None)
+    for rank in unsized.ranks:
+        rank["loaders"][0]["size"] = None
+    assert findings.between_ranks(unsized) == []

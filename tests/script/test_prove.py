@@ -62,13 +62,17 @@ RIGHT = {
     "random augmentation": (*TORCHRUN, "--having", "noisy,workers"),
     "sgd, clipped": (*TORCHRUN, "--having", "sgd,clip"),
     "clipped once unscaled": (*TORCHRUN, "--having", "clip,scaler"),
+    "clipped by hand": (*TORCHRUN, "--having", "sgd,clip_loop"),
+    "clipped by value": (*TORCHRUN, "--having", "sgd,clip_value"),
     "gradients by hand": (*SPAWN, "--having", "by_hand"),
     "cleared before backward": (*TORCHRUN, "--having", "zero_late"),
     "a sampler of one's own": (*TORCHRUN, "--having", "own_sampler"),
+    "a sampler that was given some of the samples": (*TORCHRUN, "--having", "some"),
     "validation by rank 0": (*TORCHRUN, "--having", "validation", "--samples", "64"),
     "called by forward()": (*TORCHRUN, "--having", "forward"),
     "bf16": (*TORCHRUN, "--having", "bf16"),
     "compiled": (*TORCHRUN, "--having", "compile"),
+    "a compiled optimizer": (*TORCHRUN, "--having", "compiled_step"),
     "fsdp": (*TORCHRUN, "--having", "fsdp"),
     "more epochs than steps": (*TORCHRUN, "--samples", "64", "--epochs", "3"),
     "a hook that sends half precision": (*TORCHRUN, "--having", "half_hook"),
@@ -93,6 +97,12 @@ def test_a_right_script_is_equal_and_nothing_is_held_against_it(name, tmp_path):
     assert all(line["loss"] < 10 for line in verdict["table"])
 
 
+@pytest.mark.slow
+def test_half_precision_that_a_framework_sets_within_the_model_is_allowed_its_rounding(tmp_path):
+    verdict = proven(tmp_path, "torchrun", "--nproc-per-node", "2", "with_accelerate.py", "--having", "bf16")
+    assert verdict["answer"] == "equal", verdict["said"]
+
+
 WRONG = {
     "same_samples": ("same_samples", TORCHRUN, "scores = called"),
     "other_data": ("other_data", TORCHRUN, "scores = called"),
@@ -103,6 +113,7 @@ WRONG = {
     "not_cleared": ("not_cleared", TORCHRUN, "scaler.scale(loss).backward()"),
     "drifting": ("apart", TORCHRUN, "scaler.step(optimizer)"),
     "schedule_of_ranks": ("schedule", TORCHRUN, "scaler.step(optimizer)"),
+    "decay_of_ranks": ("setting", TORCHRUN, "scaler.step(optimizer)"),
     "coarse_hook": ("communication", TORCHRUN, "scaler.scale(loss).backward()"),
 }
 
@@ -118,6 +129,23 @@ def test_each_mistake_is_named_with_its_line(mistake, tmp_path):
     if line:
         file, _, number = wrong[0]["line"].partition(":")
         assert line in (HERE / file).read_text(encoding="utf-8").splitlines()[int(number) - 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clip", ["clip_loop", "clip_value"])
+def test_a_sum_is_found_however_the_script_clips(clip, tmp_path):
+    verdict = proven(tmp_path, *TORCHRUN, "--mistake", "summed", "--having", f"sgd,{clip}")
+    assert verdict["answer"] == "different", verdict["said"]
+    assert verdict["kinds"].keys() == {"summed"}
+    assert "the gradient before clipping is 2 times" in verdict["kinds"]["summed"]["says"]
+
+
+@pytest.mark.slow
+def test_a_sum_that_clipping_hides_is_not_told(tmp_path):
+    """How the script computes the norm is not seen."""
+    verdict = proven(tmp_path, *TORCHRUN, "--mistake", "summed", "--having", "sgd,clip_squares")
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "gradients come to the same norm in each step" in verdict["reason"]
 
 
 CAUTIONED = {
@@ -154,7 +182,17 @@ def test_samples_that_an_evaluation_counts_twice_are_told(tmp_path):
     verdict = proven(tmp_path, *TORCHRUN, "--having", "shared_validation", "--samples", "48", "--epochs", "3")
     assert verdict["answer"] == "equal", verdict["said"]
     assert "1 of 41 samples are handed out more than once within an evaluation" in verdict["kinds"]["repeated"]["says"]
-    assert "same_order" not in verdict["kinds"]  # which does an evaluation no harm
+    assert not verdict["kinds"].keys() & {"same_order", "left_out"}  # the same order does an evaluation no harm
+
+
+@pytest.mark.slow
+def test_samples_that_an_evaluation_leaves_out_are_told(tmp_path):
+    """Of 41 samples two ranks get 20 each, in four batches of five."""
+    having = "shared_validation,dropped_validation"
+    verdict = proven(tmp_path, *TORCHRUN, "--having", having, "--samples", "48", "--epochs", "3")
+    assert verdict["answer"] == "equal", verdict["said"]
+    assert "an evaluation leaves out 1 of 41 samples" in verdict["kinds"]["left_out"]["says"]
+    assert "repeated" not in verdict["kinds"]
 
 
 @pytest.mark.slow
@@ -180,7 +218,9 @@ BESIDE = ("torchrun", "--nproc-per-node", "2", "beside.py")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["adversarial", "temperature", "sharded", "views", "closure", "fitted"])
+@pytest.mark.parametrize(
+    "kind", ["adversarial", "temperature", "sharded", "views", "closure", "fitted", "growing", "sparse"]
+)
 def test_all_that_is_trained_is_proven(kind, tmp_path):
     verdict = proven(tmp_path, *BESIDE, kind, options=("--steps", "4"))
     assert verdict["answer"] == "equal", verdict["said"]
@@ -188,13 +228,60 @@ def test_all_that_is_trained_is_proven(kind, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("having", ["masked", "masked,workers", "noisy,subset"])
+def test_what_a_collator_or_a_whole_batch_draws_by_chance_is_drawn_again(having, tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "plain", "--having", having, options=("--steps", "4"))
+    assert verdict["answer"] == "equal", verdict["said"]
+    assert not verdict["findings"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("having", ["noisy", "noisy,workers", "masked"])
+def test_augmentation_that_is_alike_on_all_ranks_is_said(having, tmp_path):
+    command = (*BESIDE, "plain", "--mistake", "random_alike", "--having", having)
+    verdict = proven(tmp_path, *command, options=("--steps", "4"))
+    assert verdict["answer"] == "equal", verdict["said"]
+    assert "augmentation changes the samples of each in the same way" in verdict["kinds"]["random"]["says"]
+
+
+@pytest.mark.slow
+def test_samples_that_draw_nothing_have_no_augmentation(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "plain", "--mistake", "random_alike", options=("--steps", "4"))
+    assert not verdict["findings"], verdict["said"]
+
+
+@pytest.mark.slow
+def test_a_mistake_is_found_though_a_collator_draws(tmp_path):
+    command = (*BESIDE, "plain", "--having", "masked", "--mistake", "summed")
+    verdict = proven(tmp_path, *command, options=("--steps", "4"))
+    assert verdict["kinds"].keys() == {"summed"}, verdict["said"]
+
+
+@pytest.mark.slow
+def test_what_a_collator_draws_from_its_own_generator_is_not_told(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "plain", "--having", "own_generator", options=("--steps", "4"))
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "two runs as one process train other samples" in verdict["reason"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "mistake", "drifts"),
-    [("adversarial", "inner_model", "1.weight"), ("temperature", "not_averaged", "SGD.param_groups[1]['params'][0]")],
+    [
+        ("adversarial", "inner_model", "1.weight"),
+        ("temperature", "not_averaged", "SGD.param_groups[1]['params'][0]"),
+        ("growing", "only_old", "1.weight"),
+    ],
 )
 def test_a_parameter_that_drifts_is_found_wherever_it_is(kind, mistake, drifts, tmp_path):
     verdict = proven(tmp_path, *BESIDE, kind, "--mistake", mistake, options=("--steps", "4"))
     assert drifts in verdict["kinds"]["apart"]["says"], verdict["said"]
+
+
+@pytest.mark.slow
+def test_a_parameter_beside_the_model_that_begins_otherwise_on_each_rank_is_found(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "temperature", "--mistake", "other_weights", options=("--steps", "4"))
+    assert "SGD.param_groups[1]['params'][0]" in verdict["kinds"]["beginning"]["says"], verdict["said"]
 
 
 @pytest.mark.slow
@@ -215,10 +302,32 @@ def test_a_single_number_whose_gradient_is_summed_is_found(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_imaginary_part_of_a_gradient_counts(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "sparse", "--mistake", "imaginary", options=("--steps", "4"))
+    assert verdict["answer"] == "different", verdict["said"]
+    assert "turn" in verdict["reason"]
+
+
+@pytest.mark.slow
+def test_a_sum_of_sharded_gradients_is_found_though_they_are_clipped(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "sharded", "--mistake", "summed", options=("--steps", "4"))
+    assert verdict["answer"] == "different", verdict["said"]
+    assert "the gradient before clipping is 2 times" in verdict["kinds"]["summed"]["says"]
+
+
+@pytest.mark.slow
 def test_steps_that_change_nothing_prove_nothing(tmp_path):
     verdict = proven(tmp_path, *BESIDE, "sharded", "--mistake", "never_averaged", options=("--steps", "4"))
     assert verdict["answer"] == "not told"
-    assert "no step changed any weight" in verdict["reason"]
+    assert "no step changed any weight, as no parameter had a gradient" in verdict["reason"]
+
+
+@pytest.mark.slow
+def test_an_optimizer_of_other_weights_is_not_called_equal(tmp_path):
+    """One process trains as little."""
+    verdict = proven(tmp_path, *BESIDE, "plain", "--mistake", "stale_optimizer", options=("--steps", "4"))
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "no step changed any weight, though there are gradients" in verdict["reason"]
 
 
 @pytest.mark.slow
@@ -232,11 +341,45 @@ def test_ranks_that_hold_flat_parts_do_not_begin_with_other_weights(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mistake", [(), ("--mistake", "marked")])
+def test_ranks_with_experts_of_their_own_are_not_told(mistake, tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "experts", *mistake, options=("--steps", "4"))
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "ranks hold parameters of their own (1.weight, 1.bias)" in verdict["reason"]
+    assert verdict["kinds"].keys() == {"own_parameters"}
+
+
+@pytest.mark.slow
+def test_parameters_that_begin_unlike_and_are_averaged_are_a_mistake(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "experts", "--mistake", "averaged", options=("--steps", "4"))
+    assert verdict["answer"] == "different", verdict["said"]
+    assert "rank 1 begins with other weights than rank 0: 1.weight" in verdict["kinds"]["beginning"]["says"]
+
+
+@pytest.mark.slow
 def test_a_model_that_draws_a_number_for_a_whole_batch_is_not_told(tmp_path):
     """Each rank draws others, while both replays would draw the same."""
     verdict = proven(tmp_path, *BESIDE, "layer_drop")
     assert verdict["answer"] == "not told", verdict["said"]
     assert "the model draws random numbers" in verdict["reason"]
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_weighted_by_chance_is_not_told(tmp_path):
+    """Each rank draws other weights than one process."""
+    verdict = proven(tmp_path, *BESIDE, "plain", "--mistake", "weighted", options=("--steps", "4"))
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "two runs as one process differ by" in verdict["reason"]
+
+
+@pytest.mark.slow
+def test_ranks_with_data_sets_of_their_own_are_not_told(tmp_path):
+    """If they divide the indices of data that differ, it is a mistake (other_data)."""
+    command = (*BESIDE, "plain", "--having", "own_data", "--mistake", "same_samples")
+    verdict = proven(tmp_path, *command, options=("--steps", "4"))
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "each rank goes through all of a data set of its own" in verdict["reason"]
+    assert not verdict["findings"]
 
 
 @pytest.mark.slow
@@ -257,9 +400,19 @@ def test_ranks_that_divide_layers_share_samples_by_right(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_deepspeed_is_proven_by_its_weights(stage, tmp_path):
+def test_deepspeed_is_proven(stage, tmp_path):
     verdict = proven(tmp_path, "torchrun", "--nproc-per-node", "2", "with_deepspeed.py", "--stage", str(stage))
     assert verdict["answer"] == "equal", verdict["said"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_gradient_that_is_divided_twice_is_seen_behind_zero_and_adam(stage, tmp_path):
+    """Of which the weights show nothing."""
+    command = ("torchrun", "--nproc-per-node", "2", "with_deepspeed.py", "--stage", str(stage))
+    verdict = proven(tmp_path, *command, "--mistake", "averaged_twice")
+    assert verdict["answer"] == "different", verdict["said"]
+    assert "the gradient is 0.5 of what it is on one process" in verdict["kinds"]["averaged_twice"]["says"]
 
 
 @pytest.mark.slow
@@ -315,11 +468,47 @@ def test_a_command_that_does_not_train_is_said_in_words(command, says):
     assert "Traceback" not in finished.stderr or "--wrong" in command
 
 
+UNAWARE = """
+import torch
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_do_not_know_of_each_other_are_said(tmp_path):
+    (tmp_path / "unaware.py").write_text(UNAWARE, encoding="utf-8")
+    start = f"{sys.executable} {tmp_path / 'unaware.py'}"
+    verdict = proven(tmp_path, "sh", "-c", f"{start} & {start}; wait")
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "2 processes trained as rank 0 of 1, so they do not know of each other" in verdict["reason"]
+
+
 @pytest.mark.slow
 def test_a_command_that_fails_on_its_way_is_not_called_equal(tmp_path):
     verdict = proven(tmp_path, *TORCHRUN, "--mistake", "crash")
     assert verdict["answer"] == "not told"
     assert "after 3 of 8 steps" in verdict["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["torchrun --nproc-per-node 2 train.py", "python train.py --spawn 2 --port 29537"])
+def test_a_wrapper_that_hides_that_its_training_failed_is_not_called_equal(script, tmp_path):
+    verdict = proven(tmp_path, "sh", "-c", f"{script} --mistake crash; true")
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "the command failed after 3 of 8 steps: " in verdict["reason"]
+
+
+@pytest.mark.slow
+def test_a_wrapper_whose_training_ends_early_is_right(tmp_path):
+    verdict = proven(tmp_path, "sh", "-c", "torchrun --nproc-per-node 2 train.py --samples 64 --epochs 1; true")
+    assert verdict["answer"] == "equal", verdict["said"]
+    assert len(verdict["table"]) == 4
 
 
 @pytest.mark.slow
@@ -344,6 +533,15 @@ def test_two_scripts_are_held_against_one_another(tmp_path):
     assert same["answer"] == "equal", same["said"]
     summed = proven(tmp_path / "summed", *TORCHRUN, "--mistake", "summed", options=("--against", " ".join(SPAWN)))
     assert "the nearest to the loss is 5.bias, 2 times as large" in summed["reason"]
+
+
+@pytest.mark.slow
+def test_two_scripts_whose_clipping_hides_a_sum_are_not_told(tmp_path):
+    clips = "--having sgd,by_hand,clip_squares"
+    against = ("--against", f"{' '.join(SPAWN)} {clips}", "--steps", "4")
+    verdict = proven(tmp_path, *TORCHRUN, *clips.split(), "--mistake", "summed", options=against)
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "gradients come to the same norm in each step" in verdict["reason"]
 
 
 @pytest.mark.slow
@@ -400,6 +598,22 @@ def test_a_script_that_hangs_is_ended_as_by_ctrl_c_and_leaves_no_lock(tmp_path):
     assert "compiles" in finished.stdout
     assert "no further step in 20 s; it was ended" in finished.stdout + finished.stderr
     assert not (tmp_path / "lock").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", ["", "same_samples"])
+def test_a_training_that_hangs_says_where_each_rank_waits_and_what_was_found(mistake, tmp_path):
+    command = (*BESIDE, "waits", *(("--mistake", mistake) if mistake else ()))
+    verdict = proven(tmp_path, *command, options=("--patience", "20"))
+    lines = (HERE / "beside.py").read_text(encoding="utf-8").splitlines()
+    hung = verdict["kinds"]["not_compared"]["says"] if mistake else verdict["reason"]
+    assert "no further step in 20 s" in hung, verdict["said"]
+    at = dict(re.findall(r"rank (\d) did 2 steps and is at (beside.py:\d+ in \w+)", hung))
+    for rank, call in (("0", "recv"), ("1", "backward")):
+        place, _, called = at[rank].partition(" in ")
+        assert called == call
+        assert f"{call}(" in lines[int(place.partition(":")[2]) - 1]
+    assert verdict["kinds"].keys() == ({"same_samples", "not_compared"} if mistake else set())
 
 
 STUBBORN = """

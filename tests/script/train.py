@@ -11,7 +11,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, SubsetRandomSampler
 
 # How launchers tell a process its rank and the number of ranks.
 TOLD = [("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")]
@@ -68,6 +68,21 @@ def coarse(state, bucket):
     return dist.all_reduce(sent, async_op=True).get_future().then(lambda future: future.value()[0])
 
 
+@torch.compile(backend="eager")
+def compiled_step(optimizer):
+    optimizer.step()
+
+
+def clip_by_hand(parameters, by_squares):
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if by_squares:
+        norm = sum((gradient**2).sum() for gradient in gradients) ** 0.5
+    else:
+        norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+    for gradient in gradients:
+        gradient.mul_(min(1.0, 0.05 / float(norm)))
+
+
 def train(rank, world, epochs, arguments):
     mistake, having = arguments.mistake, arguments.having
     if "RANK" not in os.environ:
@@ -101,18 +116,24 @@ def train(rank, world, epochs, arguments):
     sampler = None if "same_samples" in mistake else DistributedSampler(data, drop_last="drop_last" in having)
     if "own_sampler" in having:
         sampler = Own(len(data), rank, world)
+    if "some" in having:
+        sampler = SubsetRandomSampler(range(rank, 64, world))
     if "validation" in having and rank == 0:
         validation = DataLoader(Points(40, seed=2), batch_size=20, shuffle=True)
     if "shared_validation" in having:
         held = Points(41, seed=2)
-        validation = DataLoader(held, batch_size=5, sampler=DistributedSampler(held))
+        dropped = "dropped_validation" in having
+        parts = DistributedSampler(held, drop_last=dropped)
+        validation = DataLoader(held, batch_size=5, sampler=parts, drop_last=dropped)
     workers = 2 if "workers" in having else 0
     size = 4 if rank and "uneven" in mistake else 8
     loader = DataLoader(data, batch_size=size, sampler=sampler, num_workers=workers)
     if "sgd" in having:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     else:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 * (world if "rate_scaled" in mistake else 1))
+        rate = 1e-3 * (world if "rate_scaled" in mistake else 1)
+        decay = 0.01 * (world if "decay_of_ranks" in mistake else 1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay)
     if "group_rate" in mistake:
         groups = [{"params": model[0].parameters()}, {"params": model[2:].parameters(), "lr": 0.1 * world}]
         optimizer = torch.optim.SGD(groups, lr=0.1)
@@ -122,7 +143,7 @@ def train(rank, world, epochs, arguments):
     loss_of = nn.CrossEntropyLoss()
     every = 2 if "accumulation" in having else 1
     for epoch in range(epochs):
-        if sampler and "same_order" not in mistake:
+        if hasattr(sampler, "set_epoch") and "same_order" not in mistake:
             sampler.set_epoch(epoch)
         for number, (points, labels) in enumerate(loader, 1):
             if "tokens" in mistake:  # of a text those that count
@@ -155,10 +176,17 @@ def train(rank, world, epochs, arguments):
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 if "unscaled_late" in mistake:
                     scaler.unscale_(optimizer)
+            elif "clip_loop" in having or "clip_squares" in having:
+                clip_by_hand(model.parameters(), "clip_squares" in having)
+            elif "clip_value" in having:
+                nn.utils.clip_grad_value_(model.parameters(), 1e-6)
             elif "clip" in having:
                 scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-            scaler.step(optimizer)
+            if "compiled_step" in having:
+                compiled_step(optimizer)
+            else:
+                scaler.step(optimizer)
             scaler.update()
             for _ in range(world if "schedule_of_ranks" in mistake else 1):
                 schedule.step()

@@ -35,6 +35,7 @@ def main():
     dispatch = True if "dispatch" in having else None  # None: for a data set without indices
     accelerator = Accelerator(
         cpu=True,
+        mixed_precision="bf16" if "bf16" in having else "no",
         gradient_accumulation_steps=2 if "accumulation" in having else 1,
         step_scheduler_with_optimizer="prepared_schedule" in having,
         dataloader_config=DataLoaderConfiguration(

@@ -1,5 +1,6 @@
 """What the recorder and the timer have in common: ranks, and the files of a process of a user's script."""
 
+import faulthandler
 import functools
 import importlib.metadata
 import json
@@ -36,7 +37,10 @@ def rank_and_world():
 
 
 def note_start():
-    """Record how this process was started, since a replay starts rank 0 in the same way."""
+    """Record how this process was started, since a replay starts rank 0 in the same way.
+
+    At the signal LOCKSTEP_STACKS it writes where its threads are, also if they wait in code that is not Python's.
+    """
     about = {
         "pid": os.getpid(),
         "parent": os.getppid(),
@@ -45,11 +49,15 @@ def note_start():
         "torch": sys.modules["torch"].__version__,
         "variables": {name: value for name, value in os.environ.items() if name not in KNOWN},
     }
+    if number := os.environ.get("LOCKSTEP_STACKS"):
+        stacks = os.path.join(FOLDER, f"stacks.{os.getpid()}.txt")
+        faulthandler.register(int(number), os.open(stacks, os.O_WRONLY | os.O_CREAT))  # open while this process lives
     _write(f"started.{os.getpid()}.json", about)
 
 
 def write(about):
     """Write what is known of this process. A reader never sees half of a file."""
+    _exits.clear()  # an exit before was caught
     rank, world = rank_and_world()
     about = {
         "rank": rank,
@@ -128,17 +136,50 @@ def watch_files():
 
 _real_path = functools.cache(os.path.realpath)  # asked for each module again at each writing
 
+_exits = []  # what sys.exit was last called with
 
-def follow_engine(module, state, done):
-    """Call done(engine) after each step of DeepSpeed's engine, which does not call PyTorch's hooks once per step.
 
-    While the engine steps, state.engine is True.
+def watch_exits():
+    """Note the exit code that this process asks for from now on, which is not known any more when it ends."""
+    usual = sys.exit
+
+    def noted(code=None, /):
+        _exits[:] = [code]
+        usual(code)
+
+    sys.exit = noted
+
+
+def failure():
+    """By what error or exit code this process ends, to be asked at its end; empty if by none.
+
+    An exception that a script catches itself is none. `raise SystemExit(1)` is not seen.
+    """
+    error = getattr(sys, "last_value", None)
+    if error is not None:
+        lines = [text.strip() for text in str(error).splitlines() if any(map(str.isalnum, text))]
+        return ": ".join([type(error).__name__, *lines[:1]])
+    return f"exit code {_exits[0]}" if _exits and _exits[0] not in (None, 0) else ""
+
+
+def write_failure(about):
+    """Write that this process fails, whether it has trained or only started what trains."""
+    rank, _ = rank_and_world()
+    _write(f"failed.{os.getpid()}.json", {"rank": rank, "pid": os.getpid(), **about})
+
+
+def follow_engine(module, state, done, begin=None):
+    """Call begin(engine) before and done(engine) after each step of DeepSpeed's engine.
+
+    PyTorch's hooks are not called once for each of its steps. While the engine steps, state.engine is True.
     """
     engine = module.DeepSpeedEngine
     step = engine.step
 
     def noted(self, *args, **kwargs):
         taken = self.global_steps
+        if begin and self.is_gradient_accumulation_boundary():
+            begin(self)
         state.engine = True
         try:
             return step(self, *args, **kwargs)

@@ -14,6 +14,7 @@ one, then gets that recording's samples, initial weights and learning rates.
 """
 
 import atexit
+import collections.abc
 import contextlib
 import copy
 import functools
@@ -39,6 +40,7 @@ KEEP_DROPOUT = os.environ.get("LOCKSTEP_KEEP_DROPOUT") == "1"
 SCRIPT_FOLDER = os.environ.get("LOCKSTEP_SCRIPT_FOLDER", "")
 BUCKETS = 61
 LARGEST = 2**24  # bytes of a batch that is stored because no DataLoader gave it
+WATCHED = 32  # the first items of a data set, of which it is seen whether they draw random numbers
 # What an optimizer is told for a group of parameters, as far as weights depend on it, which they do not on `fused`.
 SETTINGS = ("lr", "weight_decay", "betas", "momentum", "dampening", "nesterov", "eps", "alpha", "amsgrad", "maximize")
 # Names that wrappers insert into parameter names: DDP and DataParallel, torch.compile, Fabric, FSDP1, checkpointing.
@@ -59,6 +61,10 @@ class State:
         self.made = set()  # weak references to the storages of what the models returned in training
         self.loaders = []  # the batches of each DataLoader of this process
         self.loader = None  # that gave the last batch
+        self.random = None  # the states of random generators when it gave it, until a backward pass
+        self.drawn = 0  # the number of batches between which and their backward pass random numbers were drawn
+        self.items = 0  # of data sets that were fetched in this process
+        self.drawing = ""  # a hash of the random states from which the first of them that draws would be drawn
         self.calls = 0  # of models in training, with batches that no DataLoader gave
         self.returned = []  # the graph nodes of losses that models returned since the last backward pass
         self.steps = []
@@ -67,6 +73,8 @@ class State:
         self.initial = None
         self.stored = {}  # the initial weights
         self.pending = {}  # parameters with gradients of their last step, by id, until they are cleared
+        self.norms = {}  # of tensors that the script computed since its last backward pass, by place in memory
+        self.watch_norms = None  # a function that begins or ends to note them
         self.schedule_steps = 0  # since the last optimizer step
         self.finished = False
         self.frame = None  # of a model's method that calls its modules without Module.__call__
@@ -251,9 +259,11 @@ def sketched(tensor):
     """The norm and the sketch of a tensor: a list of 1 + 61 floats."""
     import torch
 
-    flat = tensor.detach().reshape(-1)
+    tensor = tensor.detach()
+    tensor = tensor.to_dense() if tensor.is_sparse else tensor
+    flat = (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
     flat = flat.to(torch.float64) if flat.device.type != "mps" else flat.float().cpu().double()
-    norm = float(flat.norm())
+    norm = float(flat.square().sum().sqrt())  # not norm(), which is watched
     padded = torch.nn.functional.pad(flat, (0, -flat.numel() % BUCKETS))
     return [norm, *padded.reshape(-1, BUCKETS).sum(0).tolist()]
 
@@ -297,13 +307,19 @@ def buffers():
 
 def before_training_call(model, inputs):
     """Called before an outermost module is trained on a batch."""
-    import torch
-
+    state.watch_norms(False)
     if not any(each is model for each in state.models):
         state.models.append(model)
         _begin(model)
     about = {"rows": rows_of(inputs), "line": line(), "model": [each is model for each in state.models].index(True)}
     state.step["calls"].append(about | {"synchronised": getattr(model, "require_backward_grad_sync", None)})
+    note_autocast()
+
+
+def note_autocast():
+    """Record the precision of automatic mixed precision, if it is on."""
+    import torch
+
     for kind in ("cpu", "cuda"):
         if torch.is_autocast_enabled(kind):
             note_precision(torch.get_autocast_dtype(kind))
@@ -318,7 +334,10 @@ def note_precision(dtype):
 
 def _holds_gradient(parameter):
     gradient = parameter.grad
-    return gradient is not None and bool((getattr(gradient, "_local_tensor", gradient) != 0).any())
+    if gradient is None:
+        return False
+    gradient = getattr(gradient, "_local_tensor", gradient)
+    return bool(((gradient.coalesce().values() if gradient.is_sparse else gradient) != 0).any())
 
 
 def _begin(model):
@@ -349,6 +368,7 @@ def _begin(model):
         "batch_norm": sorted(norms),
         "dropout": max(map(dropouts, state.models)),
         "frozen": [name for name, parameter in named_parameters() if not parameter.requires_grad],
+        "not_averaged": _not_averaged(),
         "devices": devices,
         "random": hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=8).hexdigest(),
         "trainer": "transformers.trainer" in sys.modules,
@@ -361,6 +381,25 @@ def _begin(model):
                     state.stored[(f"{number}." if number else "") + plain(name)] = full.cpu().clone()
         if rank == 0:
             torch.save(state.stored, os.path.join(FOLDER, f"initial.{os.getpid()}.pt"))
+
+
+def _not_averaged():
+    """The parameters that a script leaves out of averaging, as each rank's experts.
+
+    It tells DistributedDataParallel, or marks them for DeepSpeed, Megatron (allreduce) or Tutel (skip_allreduce).
+    """
+    marked = set()
+    for module in itertools.chain.from_iterable(model.modules() for model in state.models):
+        if type(module).__name__ == "DistributedDataParallel":
+            ignored = module.parameters_to_ignore
+            marked |= {id(parameter) for name, parameter in module.module.named_parameters() if name in ignored}
+    return [
+        name
+        for name, parameter in named_parameters()
+        if id(parameter) in marked
+        or getattr(parameter, "allreduce", True) is False
+        or getattr(parameter, "skip_allreduce", False) is True
+    ]
 
 
 def _seed_all(torch, seed):
@@ -430,15 +469,18 @@ def _put_weights_into(model, number=0):
 def before_step(optimizer, args, kwargs):
     """Called before an optimizer's step, whose closure, if it has one, may call the model and compute gradients."""
     state.stepping += 1
+    state.watch_norms(False)
     if state.finished or state.engine:
         return
     step = state.step
     if state.initial and state.stepping == 1:
         _note_others(optimizer)
+        _note_later()
     step["gradients"] = gradients()  # the innermost call wins: Horovod's averages, then calls the wrapped optimizer
     if state.stepping > 1:
         return
     state.losses = len(step["losses"])
+    _note_clipping_by_hand(step)
     _describe(optimizer)
     by_closure = any(callable(each) for each in (*args[1:], kwargs.get("closure")))
     if REPLAY and (recorded := recorded_rates(by_closure)):
@@ -448,6 +490,28 @@ def before_step(optimizer, args, kwargs):
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
+
+
+def _note_clipping_by_hand(step):
+    """Record what gradients were multiplied by since the script computed their norms, if it clips them by itself."""
+    if step["clip"] or not state.norms:
+        return
+    sizes = []  # of each gradient, before and now
+    for _, parameter in named_parameters():
+        if parameter.grad is not None and (before := state.norms.get(_place(parameter.grad))):
+            sizes.append((before, sketched(getattr(parameter.grad, "_local_tensor", parameter.grad))[0]))
+    if sizes:
+        before, now = (sum(size**2 for size in each) ** 0.5 for each in zip(*sizes, strict=True))
+        step["by_hand"] = now / before
+
+
+def _place(tensor):
+    """Where a tensor of this rank is in memory, and its number of elements."""
+    tensor = getattr(tensor, "_local_tensor", tensor)
+    try:
+        return tensor.data_ptr(), tensor.numel()
+    except (NotImplementedError, RuntimeError):  # as of a sparse one
+        return None
 
 
 def _note_others(optimizer):
@@ -464,6 +528,14 @@ def _note_others(optimizer):
         sketches, hashes, _ = weights()
         state.initial["weights"] |= {name: sketches[name] for name in others}
         state.initial["hashes"] |= {name: hashes[name] for name in others}
+
+
+def _note_later():
+    """Record parameters that a model was given since its first call, before their first step."""
+    if any(name not in state.initial["weights"] for name, _ in named_parameters()):
+        sketches, hashes, _ = weights()
+        state.initial["weights"] = sketches | state.initial["weights"]
+        state.initial["hashes"] = hashes | state.initial["hashes"]
 
 
 def after_step(optimizer, *_):
@@ -549,15 +621,28 @@ def change_random(module):
     module.seed(_seed())
 
 
-def write():
+def write(ended=False):
+    """Write all that is recorded. ended: whether this process ends by itself."""
+    if drawing := _drawing():
+        state.notes["drawing"] = drawing
     processes.write(
         {
+            "ended": ended,
             "initial": state.initial,
             "steps": state.steps,
             "notes": state.notes,
             "loaders": [loader for loader in state.loaders if loader["batches"]],
         }
     )
+
+
+def _drawing():
+    """A hash of the random states from which samples are first drawn, here or in a DataLoader's worker, if they are."""
+    file = os.path.join(FOLDER, f"drawing.{os.getpid()}")
+    if not state.drawing and os.path.exists(file):
+        with open(file) as stream:
+            return stream.read()
+    return state.drawing
 
 
 def end():
@@ -568,8 +653,12 @@ def end():
 
 @atexit.register
 def _at_exit():
-    if state.initial and not state.finished:
-        write()
+    if state.finished:
+        return
+    if says := processes.failure():
+        processes.write_failure({"says": says, "steps": len(state.steps)})
+    if state.initial:
+        write(ended=True)
 
 
 # --- Patches of PyTorch --------------------------------------------------------------------------------------------
@@ -581,12 +670,15 @@ def change_torch(torch):
 
     processes.note_start()
     torch.manual_seed(_seed())
-    optimizer.register_optimizer_step_pre_hook(before_step)
-    optimizer.register_optimizer_step_post_hook(after_step)
+    # A script may compile its optimizer's step, whose graph must not have what the recorder does.
+    optimizer.register_optimizer_step_pre_hook(torch.compiler.disable(before_step))
+    optimizer.register_optimizer_step_post_hook(torch.compiler.disable(after_step))
     _change_modules(torch)
     _change_backward(torch)
     _change_loaders(torch)
     _change_clipping(torch)
+    _change_norms(torch)
+    _change_autocast(torch)
     _change_communication(torch)
     _change_saving(torch)
     _change_schedules(torch)
@@ -631,9 +723,9 @@ def _change_modules(torch):
             state.depth -= 1
         if watched and before != _random_states(torch):
             state.notes["draws"] = True
-        for _, tensor in _tensors(output):
+        for _, tensor in _tensors(output) if trains else ():
             note_precision(tensor.dtype)
-            if trains and state.loader is None and not tensor.dim() and tensor.grad_fn is not None:
+            if state.loader is None and not tensor.dim() and tensor.grad_fn is not None:
                 state.returned.append(tensor.grad_fn)
         if trains:
             note_made(output)
@@ -667,11 +759,24 @@ def _change_modules(torch):
     torch.nn.Module.__call__ = noted
 
 
+def _note_drawing_loop(torch):
+    """Note that random numbers are drawn between batch and backward pass, in the loop or the loss, in several steps.
+
+    In a single one they may initialise a layer.
+    """
+    if state.random is not None and state.random != _random_states(torch):
+        state.drawn += 1
+        if state.drawn > 1:
+            state.notes["draws"] = True
+    state.random = None
+
+
 def _change_backward(torch):
     backward = torch.autograd.backward
 
     def noted(tensors, *args, **kwargs):
         if state.models and not state.finished:
+            _note_drawing_loop(torch)
             state.pending = {id(each): each for each in state.pending.values() if _holds_gradient(each)}
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         if state.models and not state.finished and len(roots) == 1 and roots[0].numel() == 1:
@@ -679,7 +784,11 @@ def _change_backward(torch):
             state.step["backward_line"] = line()
             state.step["inside"] = state.step.get("inside", True) and was_returned(roots[0])
         state.returned.clear()
-        return backward(tensors, *args, **kwargs)
+        state.norms.clear()
+        result = backward(tensors, *args, **kwargs)
+        if state.models and not state.finished:
+            state.watch_norms(True)
+        return result
 
     torch.autograd.backward = noted
     scale = torch.amp.GradScaler.scale
@@ -697,26 +806,47 @@ def _change_clipping(torch):
     import torch.nn.utils.clip_grad as module
 
     clipped = set()  # the ids of parameters that were clipped since their last step
+    by_norm, by_value = module.clip_grad_norm_, module.clip_grad_value_
+    with_norm = getattr(torch.nn.utils, "clip_grads_with_norm_", None)  # PyTorch 2.6 and later
 
-    for name in ("clip_grad_norm_", "clip_grad_value_"):
-        clip = getattr(module, name)
+    def clips(parameters):
+        """Note that parameters are clipped; their list, as they may come from a generator."""
+        state.step["clip"].append(line())
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        clipped.update(map(id, parameters))
+        return parameters
 
-        def noted(parameters, *args, _clip=clip, **kwargs):
-            state.step["clip"].append(line())
-            if not isinstance(parameters, torch.Tensor):
-                parameters = list(parameters)
-                clipped.update(map(id, parameters))
-            norm = _clip(parameters, *args, **kwargs)
-            of_rank = isinstance(norm, torch.Tensor) and not hasattr(
-                norm, "full_tensor"
-            )  # not a DTensor's, of all ranks
-            if of_rank and not torch.compiler.is_compiling():
-                most = args[0] if args else kwargs["max_norm"]
-                state.step["factors"].append(min(1.0, float(most) / (float(norm) or 1.0)))
-            return norm
+    def note_factor(most, norm):
+        if not torch.compiler.is_compiling():
+            norm = float(whole(norm)[0])  # of a DTensor, of all ranks
+            state.step["factors"].append(min(1.0, float(most) / (norm or 1.0)))
 
+    def noted_by_norm(parameters, max_norm, *args, **kwargs):
+        norm = by_norm(clips(parameters), max_norm, *args, **kwargs)
+        note_factor(max_norm, norm)
+        return norm
+
+    def noted_with_norm(parameters, max_norm, total_norm, *args, **kwargs):
+        note_factor(max_norm, total_norm)
+        return with_norm(clips(parameters), max_norm, total_norm, *args, **kwargs)
+
+    def noted_by_value(parameters, clip_value, *args, **kwargs):
+        parameters = clips(parameters)
+        compiling = torch.compiler.is_compiling()
+        before = 0.0 if compiling else size(parameters)
+        by_value(parameters, clip_value, *args, **kwargs)
+        if not compiling:
+            state.step["factors"].append(size(parameters) / (before or 1.0))
+
+    def size(parameters):
+        sizes = [sketched(whole(each.grad)[0])[0] for each in parameters if each.grad is not None]
+        return sum(size**2 for size in sizes) ** 0.5
+
+    for name, noted in (("clip_grad_norm_", noted_by_norm), ("clip_grad_value_", noted_by_value)):
         setattr(module, name, noted)
         setattr(torch.nn.utils, name, noted)
+    if with_norm:
+        torch.nn.utils.clip_grads_with_norm_ = noted_with_norm
     unscale, step = torch.amp.GradScaler.unscale_, torch.amp.GradScaler.step
 
     def held(optimizer):
@@ -742,6 +872,47 @@ def _change_clipping(torch):
             clipped.difference_update(held(optimizer))  # also where gradients are infinite, and it takes no step
 
     torch.amp.GradScaler.unscale_, torch.amp.GradScaler.step = noted_unscale, noted_step
+
+
+def _change_norms(torch):
+    """Note the norms that a script computes between backward pass and step, as it does to clip gradients by itself."""
+
+    def watched(usual):
+        @functools.wraps(usual)
+        def noted(*args, **kwargs):
+            if not (torch.compiler.is_compiling() or state.finished or state.step["clip"]):
+                tensors = args[0] if args else next(iter(kwargs.values()))
+                for tensor in tensors if isinstance(tensors, (list, tuple)) else [tensors]:
+                    with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError, TypeError):  # no values
+                        tensor = getattr(tensor, "_local_tensor", tensor).detach()
+                        state.norms[_place(tensor)] = float(norm_of(tensor, dtype=torch.float64))
+            return usual(*args, **kwargs)
+
+        return noted
+
+    norm_of = torch.linalg.vector_norm
+    functions = [(torch, "norm"), (torch.linalg, "vector_norm"), (torch, "_foreach_norm")]  # Tensor.norm: the first
+    each = [(owner, name, getattr(owner, name)) for owner, name in functions]
+    each = [(owner, name, usual, watched(usual)) for owner, name, usual in each]
+
+    def watch_norms(on):
+        for owner, name, usual, noted in each:
+            setattr(owner, name, noted if on else usual)
+
+    state.watch_norms = watch_norms
+
+
+def _change_autocast(torch):
+    """Note that a model begins to compute in half precision by itself, as Accelerate lets it."""
+    begin = torch.autocast.__enter__
+
+    def noted(self):
+        result = begin(self)
+        if not torch.compiler.is_compiling() and state.depth and torch.is_grad_enabled() and not state.finished:
+            note_autocast()
+        return result
+
+    torch.autocast.__enter__ = noted
 
 
 def _change_communication(torch):
@@ -834,6 +1005,7 @@ def _change_loaders(torch):
     reset = dataloader._BaseDataLoaderIter.__init__
     reset_again = dataloader._BaseDataLoaderIter._reset
     fetch_usual = fetch._MapDatasetFetcher.fetch
+    unseeded = []  # the states of random generators before a batch is fetched
 
     @functools.wraps(initialise)  # Lightning makes loaders again, with the arguments that it finds in the signature
     def noted_init(self, dataset, *args, **kwargs):
@@ -847,6 +1019,9 @@ def _change_loaders(torch):
         about["dispatched"] = False  # whether rank 0 draws the batches of all ranks
         about["subset"] = _digest(getattr(dataset, "indices", None))
         about["repeats"] = bool(getattr(self.sampler, "replacement", False))
+        parts = (self, self.sampler, self.batch_sampler)
+        about["drop_last"] = any(getattr(part, "drop_last", False) for part in parts)
+        about["chosen"] = _chosen(self)
         about["indexed"] = self._dataset_kind == dataloader._DatasetKind.Map and self._auto_collation
         state.loaders.append(about)
         object.__setattr__(self, "_lockstep", about)
@@ -884,36 +1059,73 @@ def _change_loaders(torch):
             at = len(about["batches"]) - 1
             if at >= len(epochs) or len(epoch) >= len(epochs[at]):
                 raise StopIteration
-            index = list(epochs[at][len(epoch)])
+            index = Indices(epochs[at][len(epoch)], recorded["parts"][at][len(epoch)])
             if REVERSED and not about["dispatched"]:
                 index.reverse()
         try:
             epoch.append([int(each) for each in index])
         except (TypeError, ValueError):  # indices that are not integers
             about["indexed"] = False
+        state.random = _random_states(torch)
         return index
 
     def same_items(self, index):
-        """Make items draw the same random numbers for the same index, on any rank or worker."""
-        if not self.auto_collation or getattr(self.dataset, "__getitems__", None):
+        """Make items and their collator draw the same random numbers for the same indices, on any rank or worker."""
+        if not self.auto_collation:
             return fetch_usual(self, index)
-        return self.collate_fn([drawn(self.dataset, each) for each in index])
+        batch, drew = fetched(self, index)
+        parts = getattr(index, "parts", [list(index)])
+        if drew and parts != [list(index)]:  # what is drawn depends on a rank's whole batch
+            with contextlib.suppress(RuntimeError, TypeError, ValueError):  # as where parts are padded to other lengths
+                return _together([fetched(self, part)[0] for part in parts], list(map(len, parts)))
+        return batch
 
-    def drawn(dataset, index):
+    def fetched(self, index):
+        """The batch with these indices, and whether it drew random numbers beyond those of each item by itself."""
+
+        def fetch():
+            if getattr(self.dataset, "__getitems__", None):
+                return self.collate_fn(self.dataset.__getitems__(index))
+            return self.collate_fn([item(self.dataset, each) for each in index])
+
+        unseeded[:] = _random_states(torch)
+        return drawn(fetch, [_integer(each) for each in index])
+
+    def item(dataset, index):
+        state.items += 1
+        return drawn(lambda: dataset[index], _integer(index), state.items <= WATCHED)[0]
+
+    def drawn(call, name, watched=True):
+        """What a call returns whose random numbers depend on a name only, and whether it draws any, if watched."""
         numpy = sys.modules.get("numpy")
         before = random.getstate(), torch.get_rng_state(), numpy and numpy.random.get_state()
-        seed = int.from_bytes(hashlib.blake2b(repr(index).encode(), digest_size=4).digest(), "little")
+        seed = int.from_bytes(hashlib.blake2b(repr(name).encode(), digest_size=4).digest(), "little")
         random.seed(seed)
         torch.default_generator.manual_seed(seed)
         if numpy:
             numpy.random.seed(seed)
+        seeded = watched and _random_states(torch)
         try:
-            return dataset[index]
+            result = call()
+            after = watched and _random_states(torch)
+            if drew := seeded != after:
+                note_drawing([own for own, one, other in zip(unseeded, seeded, after, strict=True) if one != other])
+            return result, drew
         finally:
             random.setstate(before[0])
             torch.set_rng_state(before[1])
             if numpy:
                 numpy.random.set_state(before[2])
+
+    def note_drawing(states):
+        """Note from which states of random generators the first sample that draws would be drawn."""
+        if state.drawing:
+            return
+        state.drawing = hashlib.blake2b(repr(states).encode(), digest_size=8).hexdigest()
+        worker = torch.utils.data.get_worker_info()
+        if worker and worker.id == 0:
+            with open(os.path.join(FOLDER, f"drawing.{os.getppid()}"), "w") as stream:
+                stream.write(state.drawing)
 
     dataloader.DataLoader.__init__ = noted_init
     dataloader.DataLoader.__len__ = noted_length
@@ -921,6 +1133,63 @@ def _change_loaders(torch):
     dataloader._BaseDataLoaderIter._reset = noted_reset
     dataloader._BaseDataLoaderIter._next_index = noted_index
     fetch._MapDatasetFetcher.fetch = same_items
+
+
+class Indices(list):
+    """The indices of all ranks for a batch of a replay; parts: those of each rank, given their numbers."""
+
+    def __init__(self, indices, sizes):
+        super().__init__(indices)
+        following = iter(indices)
+        self.parts = [list(itertools.islice(following, size)) for size in sizes]
+
+    def __reduce__(self):  # for a DataLoader's workers
+        return _restored, (list(self), self.parts)
+
+
+def _restored(indices, parts):
+    restored = Indices(indices, ())
+    restored.parts = parts
+    return restored
+
+
+def _together(parts, sizes):
+    """Batches of several ranks as one, whose tensors have a row for each sample; sizes: their numbers of samples.
+
+    In a reversed replay samples are in reverse order. Raises ValueError or RuntimeError if they can't be joined.
+    """
+    import torch
+
+    first = parts[0]
+    if isinstance(first, collections.abc.MutableMapping):
+        joined = copy.copy(first)
+        joined.update({key: _together([part[key] for part in parts], sizes) for key in first})
+        return joined
+    if isinstance(first, (list, tuple)):
+        joined = [_together(list(each), sizes) for each in zip(*parts, strict=True)]
+        return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
+    if [len(part) for part in parts] != sizes:  # a TypeError for what is no tensor
+        raise ValueError("not a row for each sample")
+    joined = torch.cat(parts)
+    return joined.flip(0) if REVERSED else joined
+
+
+def _integer(index):
+    """An index that is the same in a replay, to which it comes by way of JSON: samplers may give NumPy's integers."""
+    try:
+        return int(index)
+    except (TypeError, ValueError):
+        return index
+
+
+def _chosen(loader):
+    """How many samples its sampler draws from, and a hash of them, if it was given some (SubsetRandomSampler)."""
+    part = loader.sampler
+    for _ in range(4):  # Accelerate divides a batch sampler among ranks by one around it
+        if (indices := getattr(part, "indices", None)) is not None and (digest := _digest(indices)):
+            return [len(indices), digest]
+        part = getattr(part, "sampler", None) or getattr(part, "batch_sampler", None) or loader.batch_sampler
+    return None
 
 
 def _digest(indices):
@@ -1116,16 +1385,26 @@ def change_dispatching(module):
 
 
 def change_deepspeed(module):
-    """Record the steps of DeepSpeed's engine."""
+    """Record the steps of DeepSpeed's engine, and its gradients or, where it keeps them to itself, their norm."""
+
+    def begin(engine):
+        state.watch_norms(False)  # the engine's own
+        if state.models and not state.finished:
+            by_pytorch = isinstance(engine.optimizer, sys.modules["torch"].optim.Optimizer)  # not by ZeRO
+            managed = getattr(engine, "managed_gradient_accumulation", lambda: True)  # older versions always do
+            averaged = engine.enable_backward_allreduce and managed()
+            state.step["gradients"] = gradients() if by_pytorch and averaged else {}
 
     def done(engine):
         if state.models and not state.finished:
             state.step["line"] = line()
             state.step["rates"] = [float(rate) for rate in engine.get_lr()]
-            state.step["gradients"] = {}
+            state.step.setdefault("gradients", {})
+            if norm := engine.get_global_grad_norm():  # before clipping
+                state.step["norm"] = float(norm)
             step_done()
 
-    processes.follow_engine(module, state, done)
+    processes.follow_engine(module, state, done, begin)
 
 
 def change_deepspeed_itself(module):
@@ -1156,6 +1435,7 @@ def change_deepspeed_itself(module):
 
 random.seed(_seed())
 processes.watch_files()
+processes.watch_exits()
 CHANGES = {
     "torch": change_torch,
     "numpy.random": change_random,

@@ -71,14 +71,12 @@ def main() -> int:
 def _prove(command: list[str], against: str | None, folder: Path, asked: recording.Asked) -> findings.Verdict:
     recorded = recording.record(command, folder / "recorded", asked)
     print(f"\nrecorded {recorded.steps} steps of {recorded.world} ranks", flush=True)
-    if recorded.exit_code and recorded.steps < asked.steps:
-        reason = f"the command ended with exit code {recorded.exit_code} after {recorded.steps} of {asked.steps} steps"
-        return findings.untold(reason, findings.between_ranks(recorded))
+    if how := recorded.broken_off(asked.steps):
+        return findings.untold(f"the command {how}", findings.between_ranks(recorded))
     if against:
         other = recording.record(shlex.split(against), folder / "against", asked)
-        if other.exit_code and other.steps < asked.steps:
-            ended = f"ended with exit code {other.exit_code} after {other.steps} of {asked.steps} steps"
-            return findings.untold(f"the other command {ended}", findings.between_ranks(recorded))
+        if how := other.broken_off(asked.steps):
+            return findings.untold(f"the other command {how}", findings.between_ranks(recorded))
         for by in map(findings.divided, (recorded, other)):
             if by in (findings.STAGES, findings.FLAT):
                 return findings.untold(f"ranks hold parts of the model ({by}), which are not compared", [])
@@ -88,6 +86,8 @@ def _prove(command: list[str], against: str | None, folder: Path, asked: recordi
             says = f"training ends after {recorded.steps} steps, against {other.steps}"
             found.append(findings.Finding("length", findings.DIFFERENT, says, step=steps + 1))
         wrong = findings.wrong_of(found)
+        if not wrong and (reason := findings.size_unknown(recorded, other)):
+            return findings.untold(reason, found)
         answer = findings.DIFFERENT if wrong else findings.EQUAL
         reason = wrong[0].says if wrong else f"both scripts did the same in each of {steps} steps"
         return findings.Verdict(answer, reason, found)

@@ -24,11 +24,14 @@ TOO_HIGH = 0.2
 PART = 0.05  # as a share of a parameter's own gradient, which differs if it differs by more, however small it is
 ROUNDED = 1e-7  # the share of a whole gradient up to which a weight's own may be rounding
 SAME_SIZE = 5e-4  # relative; a gradient that differs by less in size differs in its direction
+OTHER_SIZE = 0.01  # relative, of gradients of which only the norm is known
+ALWAYS = 2e-5  # relative; if no step's gradient differs by more in size, it is scaled to that size
 MANY = 0.5  # as a share of a step's samples: if ranks share more than this, it is not chance
 OWN_PART = "give each rank its own part, as by DistributedSampler(dataset)."
 _listed = partial(listed, most=3)
 OF_SCALE = ("summed", "averaged_twice", "gradient_scale")  # causes that are reported beside any other finding
 EXPLAIN = ("beginning", "apart", "clipped_apart", "groups")  # findings of which a difference to one process may come
+OF_STEP = {"step": ("setting",)}  # and of which another step along the same gradients may come
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,8 @@ def between_ranks(recorded: Recording) -> list[Finding]:
     (recorded,) = _alike_beside(recorded)
     if divided(recorded) == STAGES:  # each rank trains other parameters, and few of them read samples
         return []
-    checks = [_other_beginning, _same_samples, _a_step_later, _handed_out, _drifting, _not_cleared]
-    checks += [_clipped_while_scaled, _clipped_apart, _no_gradient, _every_micro_batch, _one_device]
+    checks = [_other_beginning, _of_each_rank, _same_samples, _a_step_later, _handed_out, _drifting]
+    checks += [_not_cleared, _clipped_while_scaled, _clipped_apart, _no_gradient, _every_micro_batch, _one_device]
     checks += [_same_random_numbers, _without_gradient, _saved_as_module]
     return [finding for check in checks for finding in check(recorded)]
 
@@ -83,8 +86,32 @@ def incomparable(recorded: Recording) -> str:
     moved = any(rank["steps"][-1]["hashes"] != rank["initial"]["hashes"] for rank in recorded.ranks)
     if not moved and not any(step["gradients"] for step in steps):
         return "no step changed any weight, as no parameter had a gradient when the optimizer stepped"
+    if not moved:
+        return "no step changed any weight, though there are gradients: does the optimizer hold the model's weights?"
+    if own := own_parameters(*_alike_beside(recorded)):
+        return f"ranks hold parameters of their own ({_listed(own)}), which one process can't be given"
     by = divided(recorded)
     return f"ranks hold parts of the model's layers ({by}), which one process can't be given" if by else ""
+
+
+def own_parameters(recorded: Recording) -> list[str]:
+    """The parameters of which each rank holds others by design, as the experts of a mixture.
+
+    Their script tells DistributedDataParallel or the like to leave them out. Or they begin unlike and are not averaged
+    in the first step, while all others begin alike and are: a mistake would hardly meet the same few in both.
+    """
+    hashes = [rank["initial"]["hashes"] for rank in recorded.ranks]
+    if recorded.world == 1 or divided(recorded) or any(each.keys() != hashes[0].keys() for each in hashes):
+        return []
+    last = [rank["steps"][recorded.steps - 1]["hashes"] for rank in recorded.ranks]
+    begun, ended = ({name for name in hashes[0] if len({at.get(name) for at in each}) > 1} for each in (hashes, last))
+    marked = set(recorded.ranks[0]["initial"].get("not_averaged", ()))
+    gradients = [rank["steps"][0]["gradients"] for rank in recorded.ranks]
+    averaged = {name for name, mine in gradients[0].items() if all(_alike(mine, each.get(name)) for each in gradients)}
+    unlike, others = begun - marked, gradients[0].keys() - begun - marked
+    some = bool(others) and others <= averaged and unlike.isdisjoint(averaged) and unlike <= set().union(*gradients)
+    own = marked & (begun | ended) | (unlike if some else set())
+    return [name for name in hashes[0] if name in own]
 
 
 def draws(recorded: Recording) -> bool:
@@ -109,12 +136,25 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
     steps = recorded.steps
     if (at := not_finite(recorded)) and not_finite(alone) == at:
         return untold(f"in step {at} weights become infinite or NaN, with several ranks and with one", found)
+    if Counter(_union(alone, 0)) != Counter(_union(floor, 0)):
+        reason = (
+            "two runs as one process train other samples, as where a collator draws from a generator of its own, or the"
+            " loop changes them by chance"
+        )
+        return untold(reason, found)
     if other_data := _other_data(recorded, alone):
+        if any(map(_goes_through_all, _that_train(recorded))):
+            reason = "each rank goes through all of a data set of its own, and one process has rank 0's only"
+            return untold(reason, found)
         return Verdict(DIFFERENT, other_data.says, [other_data, *found])
     if other := _other_samples(recorded, alone, steps):
         return untold(other, found)
-    if not _same_names(recorded, alone):
+    if _other_names(recorded, alone):
         return untold("on one process the script trains parameters of other names or shapes", found)
+    if not _initial_distance(recorded, alone) <= SMALLEST_ELSE:
+        mine, its = (each.ranks[0]["initial"]["hashes"] for each in (recorded, alone))
+        names = [name for name in mine if mine[name] != its[name]]
+        return untold(f"one process begins with other weights, which it could not be given: {_listed(names)}", found)
     distances = [_distance(recorded, alone, step) for step in range(steps)]
     floors = [_distance(alone, floor, step) for step in range(steps)]
     table = [
@@ -131,6 +171,7 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
         for step in range(steps)
     ]
     found += _other_rates(recorded, alone, steps)
+    found += _other_options(recorded, alone)
     smallest = _smallest(recorded)
     first = next(
         (step for step in range(steps) if not distances[step] <= ABOVE_FLOOR * max(floors[step], smallest)), None
@@ -139,7 +180,8 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
     gradient = next((step for step in range(steps) if _any_gradient_differs(*sides, step)), None)
     in_every_step = all(not mine <= ABOVE_FLOOR * floor for mine, floor in zip(distances, floors, strict=True))
     # The first gradient is of equal weights, so that rounding has not grown yet.
-    at_once = not draws(recorded) and (_gradient_differs(*sides, 0) or _clips_otherwise(*sides, 0))
+    of_first = (differs(*sides, 0) for differs in (_gradient_differs, _size_differs, _clips_otherwise))
+    at_once = not draws(recorded) and any(of_first)
     if ABOVE_FLOOR * floors[-1] > TOO_HIGH and not in_every_step and not at_once:
         reason = (
             f"two runs as one process differ by {floors[-1]:.1%} of what training changes: the model draws random"
@@ -148,6 +190,8 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
         return untold(reason, found, distances[-1], floors[-1], table)
     if first is None and gradient is None:
         wrong = wrong_of(found)
+        if not wrong and (reason := size_unknown(recorded, alone)):
+            return untold(reason, found, distances[-1], floors[-1], table)
         if len(ends := {len(rank["steps"]) for rank in recorded.ranks}) > 1 and not wrong:  # as within join()
             counts = _listed(map(str, sorted(ends)))
             reason = f"ranks end after {counts} steps; only the first {steps}, which are the same, can be compared"
@@ -161,7 +205,7 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
     cause = _cause(recorded, alone, floor, at, gradient == at)
     if cause.kind in OF_SCALE:
         found.append(cause)
-    elif not any(finding.kind in EXPLAIN for finding in found):
+    elif not any(finding.kind in (*EXPLAIN, *OF_STEP.get(cause.kind, ())) for finding in found):
         found.insert(0, cause)
     reason, parameters = wrong_of(found)[0].says, _by_parameter(recorded, alone, floor, at)
     return Verdict(DIFFERENT, reason, found, distances[-1], floors[-1], table, at + 1, parameters)
@@ -248,6 +292,18 @@ def two_commits(one: Recording, other: Recording, rounding: list[tuple[float, fl
     return found + [each for each in between_ranks(one) if (each.kind, each.says) not in earlier]
 
 
+def size_unknown(one: Recording, other: Recording) -> str:
+    """Why gradients of other sizes may look the same, such as a sum over ranks and a mean; empty if they do not."""
+    if any(_always_as_large(each) and not _factors(each, 0).size for each in (one, other)):
+        return (
+            "gradients come to the same norm in each step, as where a script clips them itself, so that a sum over"
+            " ranks looks like a mean; clip by torch.nn.utils.clip_grad_norm_, or set a limit that none reaches"
+        )
+    if not any(_gradient_is_known(one, other, step) for step in range(min(one.steps, other.steps))):
+        return "gradients are not seen, and weights alone don't show their size: Adam and clipping hide it"
+    return ""
+
+
 def not_finite(recorded: Recording) -> int | None:
     """The first step, from 1, after which a weight of any rank is not a finite number."""
     for step in range(recorded.steps):
@@ -257,8 +313,7 @@ def not_finite(recorded: Recording) -> int | None:
 
 
 def _other_start(one: Recording, other: Recording) -> list[Finding]:
-    names = _shapes(one).keys() ^ _shapes(other).keys()
-    if names:
+    if names := _other_names(one, other):
         return [Finding("parameters", DIFFERENT, f"they train other parameters: {_listed(sorted(names))}")]
     if not _initial_distance(one, other) <= SMALLEST_ELSE:
         return [Finding("beginning", DIFFERENT, "they begin with other weights", "seed both alike.")]
@@ -312,6 +367,16 @@ def _other_buffers(one: Recording, other: Recording, rounding: list[tuple[float,
     return []
 
 
+def _other_options(recorded: Recording, alone: Recording) -> list[Finding]:
+    """What optimizers are told otherwise on one process from the first step on, but for the rate (_other_rates)."""
+    do = "set it by what does not depend on the number of ranks."
+    return [
+        replace(each, says=f"{each.says.replace(' against ', ', and ')} on one process", do=do)
+        for each in _other_settings(recorded.until(1), alone)
+        if each.kind == "setting"
+    ]
+
+
 def _settings(recorded: Recording, step: int) -> dict[str, list]:
     """The different values of each setting of rank 0's optimizers, over all groups of parameters with gradients."""
     values: dict[str, list] = {}
@@ -347,6 +412,8 @@ def _other_step(one: Recording, other: Recording, step: int, limits: list[float]
     line = _line(one, step)
     ratio, names = _gradient_ratio(one, other, step), _common(one, other, step)
     same_gradient = ratio is None or _gradient_distance(one, other, step, names) <= of_gradient
+    if ratio is not None and not names:  # only the norm is known
+        same_gradient = abs(ratio - 1) <= max(OTHER_SIZE, of_gradient)
     same_weights = comparable and _distance(one, other, step) <= of_weights
     dropouts = [_dropouts(each, step) for each in (one, other)]
     if mine != theirs:
@@ -409,16 +476,24 @@ def _dropouts(recorded: Recording, step: int) -> list[float]:
 def _other_beginning(recorded: Recording) -> list[Finding]:
     if divided(recorded) == FLAT:
         return []
-    first = recorded.ranks[0]["initial"]
+    first, own = recorded.ranks[0]["initial"], own_parameters(recorded)
     for rank in recorded.ranks[1:]:
         hashes = rank["initial"]["hashes"]
         if hashes.keys() != first["hashes"].keys():
             return []
-        if names := [name for name in hashes if hashes[name] != first["hashes"][name]]:
+        if names := [name for name in hashes if hashes[name] != first["hashes"][name] and name not in own]:
             says = f"rank {rank['rank']} begins with other weights than rank 0: {_listed(names)}"
             do = "seed all ranks alike before the model is made, or broadcast rank 0's weights."
             return [Finding("beginning", DIFFERENT, says, do)]
     return []
+
+
+def _of_each_rank(recorded: Recording) -> list[Finding]:
+    if not (own := own_parameters(recorded)):
+        return []
+    says = f"each rank holds parameters of its own, which are not averaged: {_listed(own)}"
+    do = "nothing if ranks divide experts or tables; otherwise begin alike on all ranks, and average."
+    return [Finding("own_parameters", CAUTION, says, do)]
 
 
 def _same_samples(recorded: Recording) -> list[Finding]:
@@ -483,6 +558,33 @@ def _at_once(loaders: list[dict]) -> list[list[int]]:
     return [_flat(turn) for epoch in epochs for turn in zip(*epoch, strict=False)]
 
 
+def _that_train(recorded: Recording) -> list[list[dict]]:
+    """The loaders of all ranks that give samples to train on, each kind with those of each rank."""
+    return [same for same in loaders_alike(recorded.ranks) if len(same) == recorded.world and same[0]["trains"]]
+
+
+def _goes_through_all(loaders: list[dict]) -> bool:
+    """Whether an epoch of each rank has nearly as many samples as its data set, so that no sampler divides these."""
+    each = [(loader["length"], loader["size"], loader["batches"][0][:1]) for loader in loaders]
+    return all(length and size and first and length * len(first[0]) > 0.75 * size for length, size, first in each)
+
+
+def _has_own_data(recorded: Recording, loaders: list[dict]) -> bool:
+    """Whether ranks got other samples under the same indices, as each has a file of its own."""
+    if len(loaders) < recorded.world or recorded.world == 1:
+        return False
+    rows = [_row_of_index(rank, loader) for rank, loader in zip(recorded.ranks, loaders, strict=True)]
+    shared = [(row, each[index]) for each in rows[1:] for index, row in rows[0].items() if index in each]
+    return bool(shared) and all(mine != its for mine, its in shared)
+
+
+def _row_of_index(rank: dict, loader: dict) -> dict[int, str]:
+    """What each index of a rank's first epoch was, where its model was called once with each of the batches."""
+    calls = [call["rows"] for step in rank["steps"] for call in step["calls"]]
+    pairs = [pair for pair in zip(loader["batches"][0], calls, strict=False) if len(pair[0]) == len(pair[1])]
+    return {index: row for batch, rows in pairs for index, row in zip(batch, rows, strict=True)}
+
+
 def _of_one_data(loaders: list[dict]) -> bool:
     """Whether the loaders of all ranks have the same data, so that an index means the same sample."""
     return len({loader["subset"] for loader in loaders}) == 1
@@ -493,6 +595,8 @@ def _handed_out(recorded: Recording) -> list[Finding]:
     found = []
     for same in loaders_alike(recorded.ranks):
         first = same[0]
+        if first["size"] is None:  # a data set need not tell it, if its sampler knows its indices
+            continue
         evaluates = first["evaluates"] and not first["trains"]
         epochs = [] if evaluates else [epoch for epoch in first["batches"] if len(epoch) > 1]
         if len(epochs) > 1 and _shuffled(epochs[0]) and epochs[0][: len(epochs[1])] == epochs[1][: len(epochs[0])]:
@@ -500,8 +604,13 @@ def _handed_out(recorded: Recording) -> list[Finding]:
             found.append(Finding("same_order", CAUTION, "each epoch has the same order", do))
         ranks_alike = recorded.world > 1 and all(each["batches"][:1] == first["batches"][:1] for each in same)
         of_each = [_flat(each["batches"][0]) for each in same]
+        if evaluates and (lost := _dropped(same, recorded.world)):
+            says = f"an evaluation leaves out {lost} of {first['size']} samples, since drop_last is set"
+            found.append(Finding("left_out", CAUTION, says, "leave drop_last=True out where a metric is computed."))
         of_one_rank = any(len(indices) != len(set(indices)) for indices in of_each)
         by_itself = first["repeats"] or (of_one_rank and not _at_the_end(same))
+        if first["trains"] and _has_own_data(recorded, same):
+            continue
         if ranks_alike or by_itself or not _of_one_data(same) or len(same) < recorded.world:
             continue
         together = _flat(of_each)
@@ -521,21 +630,46 @@ def _handed_out(recorded: Recording) -> list[Finding]:
         if recorded.world == 1 or not first["length"]:
             continue
         handed = sum((each["length"] or 0) * len(each["batches"][0][0]) for each in same if each["batches"][0])
-        says = f"an epoch of all ranks hands out {handed} samples, and the data has {first['size']}"
-        if handed > 1.4 * first["size"]:
+        meant, whose = _meant(same)
+        says = f"an epoch of all ranks hands out {handed} samples, and {whose} {meant}"
+        if handed > 1.4 * meant:
             do = "each rank goes through all of the data; if that is not intended, divide it among the ranks."
             found.append(Finding("epoch_too_long", CAUTION, says, do))
-        elif max(handed, len(together)) < 0.6 * first["size"]:
+        elif max(handed, len(together)) < 0.6 * meant:
             found.append(Finding("epoch_too_short", CAUTION, says, "was the sampler told the right number of ranks?"))
     return found
+
+
+def _meant(loaders: list[dict]) -> tuple[int, str]:
+    """How many samples an epoch of all ranks is to have, and whose number that is, in words."""
+    chosen = [loader.get("chosen") for loader in loaders]
+    if not all(chosen):
+        return loaders[0]["size"], "the data has"
+    alike = len({digest for _, digest in chosen}) == 1
+    return chosen[0][0] if alike else sum(count for count, _ in chosen), "samplers were given"
+
+
+def _dropped(loaders: list[dict], world: int) -> int:
+    """The number of samples that drop_last leaves out of a whole epoch; 0 if that can't be told."""
+    if len(loaders) < world or not (loaders[0].get("drop_last") and _whole(loaders) and _of_one_data(loaders)):
+        return 0
+    each = [_flat(loader["batches"][0]) for loader in loaders]
+    # A batch of each rank, and what the ranks can't divide; more is left out on purpose.
+    most = sum(len(batch) for loader in loaders for batch in loader["batches"][0][:1]) + world
+    lost = loaders[0]["size"] - len(set(_flat(each)))
+    return lost if lost < most else 0
+
+
+def _whole(loaders: list[dict]) -> bool:
+    """Whether all of each rank's first epoch was recorded."""
+    return all(len(loader["batches"][0]) == loader["length"] for loader in loaders)
 
 
 def _at_the_end(loaders: list[dict]) -> bool:
     """Whether only the last batches of an epoch hold samples again, as those of a sampler do that fills them up."""
     epochs = [loader["batches"][0] for loader in loaders]
-    whole = all(len(epoch) == loader["length"] for epoch, loader in zip(epochs, loaders, strict=True))
     earlier = _flat([_flat(epoch[:-1]) for epoch in epochs])
-    return whole and len(earlier) == len(set(earlier))
+    return _whole(loaders) and len(earlier) == len(set(earlier))
 
 
 def _flat(batches: list) -> list[int]:
@@ -551,15 +685,17 @@ def _drifting(recorded: Recording) -> list[Finding]:
     sharded = recorded.ranks[0]["initial"]["sharded"] or divided(recorded) == FLAT
     if recorded.world == 1 or _other_beginning(recorded) or sharded:
         return []
+    own = own_parameters(recorded)
     for step in range(recorded.steps):
         first = recorded.ranks[0]["steps"][step]
         for rank in recorded.ranks[1:]:
             hashes = rank["steps"][step]["hashes"]
-            names = [name for name in hashes if hashes[name] != first["hashes"].get(name)]
+            names = [name for name in hashes if hashes[name] != first["hashes"].get(name) and name not in own]
             if not names:
                 continue
             gradients = rank["steps"][step]["gradients"]
-            theirs = [name for name in gradients if not _alike(gradients[name], first["gradients"].get(name))]
+            apart = [name for name in gradients if not _alike(gradients[name], first["gradients"].get(name))]
+            theirs = [name for name in apart if name not in own]
             if theirs:
                 says = f"gradients are not averaged over ranks, so their weights drift apart: {_listed(theirs)}"
                 do = (
@@ -649,12 +785,19 @@ def _one_device(recorded: Recording) -> list[Finding]:
 
 
 def _same_random_numbers(recorded: Recording) -> list[Finding]:
-    first = recorded.ranks[0]["initial"]
-    alike = all(rank["initial"]["random"] == first["random"] for rank in recorded.ranks)
-    if recorded.world > 1 and alike and first["dropout"]:
-        says = "all ranks draw the same random numbers: dropout drops the same units on each"
-        return [Finding("random", NOTE, says, "torch.manual_seed(seed + rank), after the model is made.")]
-    return []
+    if recorded.world == 1:
+        return []
+    states = [(rank["initial"]["random"], rank["notes"].get("drawing")) for rank in recorded.ranks]
+    of_model, of_samples = (len(set(each)) == 1 for each in zip(*states, strict=True))
+    effects = []
+    if of_model and recorded.ranks[0]["initial"]["dropout"]:
+        effects.append("dropout drops the same units on each")
+    if of_samples and states[0][1]:
+        effects.append("augmentation changes the samples of each in the same way")
+    if not effects:
+        return []
+    says = f"all ranks draw the same random numbers: {', and '.join(effects)}"
+    return [Finding("random", NOTE, says, "torch.manual_seed(seed + rank), after the model is made.")]
 
 
 def _without_gradient(recorded: Recording) -> list[Finding]:
@@ -749,19 +892,23 @@ def _with_names(recorded: Recording, names: dict[str, str] | dict[str, None]) ->
 
 
 def _alike_beside(*recordings: Recording) -> list[Recording]:
-    """Recordings without parameters beside a model that begin unlike on ranks, since each may hold a part of them."""
+    """Recordings without parameters beside a model that begin unlike on ranks, if they are copies of the model's.
+
+    Each rank may hold a part of these. They are copies if an optimizer holds none of the model's own.
+    """
+    if "unstepped" in recordings[0].ranks[0]["steps"][0]:
+        return list(recordings)
     beginnings = [rank["initial"]["hashes"] for recorded in recordings for rank in recorded.ranks]
     beside = {name for hashes in beginnings for name in hashes if BESIDE in name}
     unlike = {name for name in beside if len({hashes.get(name) for hashes in beginnings}) > 1}
     return [_with_names(recorded, dict.fromkeys(unlike)) for recorded in recordings]
 
 
-def _same_names(recorded: Recording, alone: Recording) -> bool:
-    return _shapes(recorded).keys() == _shapes(alone).keys()
-
-
-def _shapes(recorded: Recording) -> dict:
-    return recorded.ranks[0]["initial"]["weights"]
+def _other_names(one: Recording, other: Recording) -> set[str]:
+    """The parameters that only one of them trains, in the first step with any."""
+    noted = [[each.ranks[0]["initial"], *each.ranks[0]["steps"]] for each in (one, other)]
+    each = (mine["weights"].keys() ^ its["weights"].keys() for mine, its in zip(*noted, strict=False))
+    return next(filter(None, each), set())
 
 
 def _other_rates(recorded: Recording, alone: Recording, steps: int) -> list[Finding]:
@@ -801,6 +948,7 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
     ratio = ratio and ratio * hidden
     counts = [len(_rows(rank["steps"][step])) for rank in recorded.ranks]
     at = {"line": line, "step": step + 1}
+    seen = bool(_common(recorded, alone, step))
     if of_gradient and ratio is not None and _same_direction(recorded, alone, step) and abs(ratio - 1) > 1e-3:
         if np.isclose(ratio, world, rtol=0.02):
             says = f"{what} is {ratio:.3g} times what it is on one process: it is summed over ranks, not averaged"
@@ -818,14 +966,16 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
             )
             do = (
                 "DistributedDataParallel averages already: leave the other division out; a loss that is a sum must be"
-                f" multiplied by the number of ranks ({world})."
+                f" multiplied by the number of ranks ({world}). A division by a fixed number is right."
             )
             return Finding("averaged_twice", DIFFERENT, says, do, **at)
-        says = f"{what} is {ratio:.4g} times what it is on one process"
-        do = "check what the loss is divided by: micro-batches, ranks, scale."
-        if recorded.ranks[0]["steps"][step]["clip"]:
-            do = "gradients are clipped: clip after they are averaged over ranks, and by the norm of all of them."
-        return Finding("gradient_scale", DIFFERENT, says, do, **at)
+        if seen:
+            says = f"{what} is {ratio:.4g} times what it is on one process"
+            do = "check what the loss is divided by: micro-batches, ranks, scale."
+            if recorded.ranks[0]["steps"][step]["clip"]:
+                do = "gradients are clipped: clip after they are averaged over ranks, and by the norm of all of them."
+            return Finding("gradient_scale", DIFFERENT, says, do, **at)
+    of_gradient = of_gradient and seen
     if hook := recorded.ranks[0]["notes"].get("communication"):
         says = f"a communication hook changes what ranks average: {hook}"
         do = "nothing if fewer bytes are worth it; fp16 makes small gradients zero, of which Adam makes whole steps."
@@ -856,7 +1006,10 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
         says = f"the gradient of {name} is the first to differ from what it is on one process"
         do = "if batches differ in their number of terms (tokens), a mean of means is not the mean."
         return Finding("gradient", DIFFERENT, says, do, **at)
-    if not _common(recorded, alone, step):
+    if not seen and ratio is not None and abs(ratio - 1) > OTHER_SIZE:
+        says = f"the norm of the gradient is {ratio:.4g} times what it is on one process"
+        return Finding("gradient_scale", DIFFERENT, says, "check what the loss is divided by.", **at)
+    if not seen:
         ratio = _update_ratio(recorded, alone, step)
         how = "change the weights otherwise than on one process"
         if ratio is not None:
@@ -941,10 +1094,17 @@ def _compared(recorded: Recording, alone: Recording, floor: Recording, step: int
     return _common(recorded, alone, step) & floor.ranks[0]["steps"][step]["gradients"].keys()
 
 
+def _gradient_is_known(recorded: Recording, alone: Recording, step: int) -> bool:
+    """Whether a step's gradients were recorded on both sides, or at least their norm."""
+    norms = all("norm" in each.ranks[0]["steps"][step] for each in (recorded, alone))
+    return norms or bool(_common(recorded, alone, step))
+
+
 def _gradient_ratio(recorded: Recording, alone: Recording, step: int) -> float | None:
     names = _common(recorded, alone, step)
-    if not names:
-        return None
+    if not names:  # of DeepSpeed's ZeRO only the norm is known
+        mine, its = (each.ranks[0]["steps"][step].get("norm") for each in (recorded, alone))
+        return mine / its if mine and its else None
     mine, its = (float(np.linalg.norm(_gradients(each, step, names)[:, 0])) for each in (recorded, alone))
     return mine / its if its else None
 
@@ -961,6 +1121,8 @@ def _update_ratio(recorded: Recording, alone: Recording, step: int) -> float | N
 
 def _same_direction(recorded: Recording, alone: Recording, step: int) -> bool:
     names = _common(recorded, alone, step)
+    if not names:
+        return True  # as far as is known
     mine, its = (_gradients(each, step, names)[:, 1:].ravel() for each in (recorded, alone))
     return float(mine @ its) > 0.999 * float(np.linalg.norm(mine) * np.linalg.norm(its))
 
@@ -984,12 +1146,45 @@ def _gradient_differs(
 def _any_gradient_differs(recorded: Recording, alone: Recording, floor: Recording, step: int) -> bool:
     """Whether the whole gradient is another, or that of a single parameter, or what clipping has made alike."""
     sides = recorded, alone, floor
-    return _gradient_differs(*sides, step) or bool(_other_parts(*sides, step)) or _clips_otherwise(*sides, step)
+    whole = _gradient_differs(*sides, step) or _size_differs(*sides, step)
+    return whole or bool(_other_parts(*sides, step)) or _clips_otherwise(*sides, step)
+
+
+def _size_differs(recorded: Recording, alone: Recording, floor: Recording, step: int) -> bool:
+    """Whether gradients of which only the norm is known have another one.
+
+    Unlike a distance, the difference of two norms may be nothing by chance, also of what rounding does.
+    """
+    if _common(recorded, alone, step):
+        return False
+    mine, rounding = (_gradient_ratio(each, alone, step) for each in (recorded, floor))
+    if mine is None or rounding is None:
+        return False
+    return abs(mine - 1) > max(OTHER_SIZE, ABOVE_FLOOR * max(abs(rounding - 1), _smallest(recorded)))
 
 
 def _factors(recorded: Recording, step: int) -> np.ndarray:
     """What rank 0's gradients were multiplied by to clip them in a step, call by call."""
-    return np.array(recorded.ranks[0]["steps"][step].get("factors", []))
+    noted = recorded.ranks[0]["steps"][step]
+    by_hand = [noted["by_hand"]] if "by_hand" in noted and _always_as_large(recorded) else []
+    return np.array(noted.get("factors") or by_hand)
+
+
+def _always_as_large(recorded: Recording) -> bool:
+    """Whether gradients come to the same norm in each step, as those do that a script clips by itself.
+
+    The norm may be that of all parameters that a step updates, or of each of them.
+    """
+    norms: dict[tuple, list[list[float]]] = {}
+    for step in recorded.ranks[0]["steps"][: recorded.steps]:
+        names = sorted(step["gradients"].keys() - set(step.get("unstepped", ())))
+        if names and not step["clip"]:
+            norms.setdefault(tuple(names), []).append([step["gradients"][name][0] for name in names])
+    for several in map(np.array, norms.values()):
+        for each in (np.linalg.norm(several, axis=1), several):
+            if len(several) > 1 and each.any() and np.allclose(each, each[0], rtol=ALWAYS, atol=0):
+                return True
+    return False
 
 
 def _clips_otherwise(recorded: Recording, alone: Recording, floor: Recording, step: int) -> bool:

@@ -219,11 +219,8 @@ class Runs:
         """Record a tree for as many steps as models are compared."""
         command, asked = self.command(tree), self.compared
         recorded = self._checked(tree, lambda folder, place: recording.record(command, folder, asked, place))
-        if recorded.exit_code and recorded.steps < asked.steps:
-            raise RunFailed(
-                f"{tree.name}: the command ended with exit code {recorded.exit_code} after {recorded.steps} of"
-                f" {asked.steps} steps: {recorded.last_words}"
-            )
+        if how := recorded.broken_off(asked.steps):
+            raise RunFailed(f"{tree.name}: the command {how}: {recorded.last_words}")
         return recorded
 
     def rounding(self, tree: Tree, recorded: recording.Recording) -> list[tuple[float, float]]:

@@ -7,6 +7,7 @@ PyTorch wrote started.PID.json (how it was started), and rank 0 wrote the initia
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,11 @@ from lockstep.script import pretended
 RECORDER = PROJECT / "workflow" / "recorder"
 FEWEST = 3  # timed steps of a run
 GRACE = 5.0  # seconds that processes have to end after a signal
+STACKS = signal.SIGRTMIN + 11  # at which a process writes where it is; neither Slurm nor Lightning use it
+WRITING = 1.0  # seconds that this takes at most
+WRAPPERS = ("wrapper", "decorate_context", "noted", "outermost", "inner")  # functions that only call another
+FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')  # of faulthandler
+OF_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "SLURM_PROCID")
 # Prefixes of variables that launchers set for their ranks; they are removed for a replay, which has one rank.
 OF_RANKS = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "HOROVOD_", "SLURM_", "LOCKSTEP_", "GROUP_", "ROLE_", "CROSS_")
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
@@ -36,14 +42,19 @@ OF_ONE |= {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI
 OF_ONE |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "PMI_RANK": "0", "PMI_SIZE": "1"}
 
 
+class Hangs(RunFailed):
+    """A command did no further step for too long, and was ended."""
+
+
 @dataclass(frozen=True)
 class Recording:
-    """A recording of one command: `ranks` in order, each as the recorder wrote it."""
+    """A recording of one command: `ranks` in order, each as the recorder wrote it; `hung` says how it hung, if so."""
 
     folder: Path
     ranks: list[dict]
     exit_code: int
     log: Path | None
+    hung: str = ""
 
     @property
     def world(self) -> int:
@@ -68,6 +79,35 @@ class Recording:
     def steps(self) -> int:
         """The number of steps that every rank has done."""
         return min(len(rank["steps"]) for rank in self.ranks)
+
+    def broken_off(self, steps: int) -> str:
+        """How it failed before it did so many steps; empty if it did them, or ended by itself before."""
+        if self.hung or self.steps >= steps:
+            return self.hung
+        after = f"after {self.steps} of {steps} steps"
+        failed = self._failure()
+        if self.exit_code:
+            return f"ended with exit code {self.exit_code} {after}" + (f": {failed}" if failed else "")
+        if failed:  # what started the ranks has hidden it
+            return f"failed {after}: {failed}"
+        started = {each["pid"] for each in _all(self.folder, "started")}  # of forks it is not known how they end
+        unfinished = [rank for rank in self.ranks if len(rank["steps"]) < steps and rank["pid"] in started]
+        killed = [rank["rank"] for rank in unfinished if not rank["ended"]]
+        return f"failed {after}: rank {killed[0]} was killed, or left by os._exit" if killed else ""
+
+    def _failure(self) -> str:
+        """The error or exit code of a rank, or else of a process that started ranks; empty if all ended well."""
+        failed = {each["pid"]: each for each in _all(self.folder, "failed")}
+        parents = {each["pid"]: each["parent"] for each in [*_all(self.folder, "started"), *self.ranks]}
+        pids = [rank["pid"] for rank in self.ranks]
+        for pid in pids:  # the list grows
+            if parents.get(pid, pid) not in pids:
+                pids.append(parents[pid])
+        first = next((pid for pid in pids if pid in failed), None)
+        if first is None:
+            return ""
+        of_rank = pids.index(first) < len(self.ranks)
+        return (f"rank {failed[first]['rank']}: " if of_rank else "") + failed[first]["says"]
 
     def until(self, steps: int) -> "Recording":
         """The same without later steps."""
@@ -112,7 +152,12 @@ def record(command: list[str], folder: Path, asked: Asked, place: Place | None =
     place = place or Place(Path.cwd())
     script = _script(command, place.folder)
     beside = {"LOCKSTEP_SCRIPT_FOLDER": str(script.resolve().parent if script else place.folder)}
-    exit_code = _run(command, dict(os.environ) | place.variables, place.folder, folder, asked, beside, place.log)
+    try:
+        exit_code = _run(command, dict(os.environ) | place.variables, place.folder, folder, asked, beside, place.log)
+    except Hangs as error:
+        with contextlib.suppress(RunFailed):
+            return replace(_read(folder, 0, place.log), hung=f"hung: {error}")
+        raise
     return _read(folder, exit_code, place.log)
 
 
@@ -180,17 +225,19 @@ def replay(
 
 
 def merged(recorded: Recording, in_turn: bool = False) -> dict:
-    """The part of a recording that a replay needs: the batches of all ranks, and the learning rates.
+    """The part of a recording that a replay needs: the batches of all ranks, with their parts, and the learning rates.
 
     Batches of one turn are merged or, if `in_turn`, follow one another.
     """
     loaders = []
     for same in loaders_alike(recorded.ranks):
         epochs = max(len(loader["batches"]) for loader in same)
-        batches = [_joined(_turns(same, epoch), in_turn) for epoch in range(epochs)]
+        turns = [_turns(same, epoch) for epoch in range(epochs)]
+        sizes = [[[[len(batch)] for batch in turn] for turn in epoch] for epoch in turns]
+        batches, parts = ([_joined(epoch, in_turn) for epoch in each] for each in (turns, sizes))
         several = in_turn and not same[0]["dispatched"]  # for a dispatcher, only rank 0 draws
         length = same[0]["length"] and same[0]["length"] * (len(same) if several else 1)
-        loaders.append(same[0] | {"batches": batches, "length": length})
+        loaders.append(same[0] | {"batches": batches, "parts": parts, "length": length})
     rates = [step["rates"] for step in recorded.ranks[0]["steps"]]
     calls = _joined([[[file] for file in turn] for turn in zip(*_inputs(recorded), strict=False)], in_turn)
     return {"loaders": loaders, "rates": rates, "calls": calls, "world": recorded.world, "in_turn": in_turn}
@@ -253,6 +300,7 @@ def _run(
         "LOCKSTEP_STEPS": str(asked.steps),
         "LOCKSTEP_KEEP_DROPOUT": str(int(asked.keep_dropout)),
         "LOCKSTEP_KNOWN": ",".join(os.environ),
+        "LOCKSTEP_STACKS": str(int(STACKS)),
         **beside,
     }
     with contextlib.ExitStack() as stack:
@@ -265,8 +313,8 @@ def _run(
             raise BadInput(f"{command[0]}: can't be started: {error.strerror}.") from None
         signals = [signal.SIGTERM, signal.SIGKILL]
         try:
-            return _wait(process, folder, asked)
-        except RunFailed:
+            return _wait(process, folder, asked, beside.get("LOCKSTEP_SCRIPT_FOLDER") or str(cwd))
+        except Hangs:
             # PyTorch and DeepSpeed compile under a lock. SIGTERM would leave it, and later runs would wait for ever.
             signals.insert(0, signal.SIGINT)
             raise
@@ -274,8 +322,8 @@ def _run(
             _end_all(process, folder, signals)
 
 
-def _wait(process: subprocess.Popen, folder: Path, asked: Asked) -> int:
-    """Wait for a process to end, and return its exit code. Raises RunFailed if nothing is recorded for too long."""
+def _wait(process: subprocess.Popen, folder: Path, asked: Asked, script_folder: str) -> int:
+    """Wait for a process to end, and return its exit code. Raises Hangs if nothing is recorded for too long."""
     seen, since, done_since = -1.0, time.monotonic(), None
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -289,10 +337,51 @@ def _wait(process: subprocess.Popen, folder: Path, asked: Asked) -> int:
         if latest != seen:
             seen, since = latest, time.monotonic()
         if time.monotonic() - since > asked.patience:
-            raise RunFailed(
-                f"no further step in {asked.patience:.0f} s; it was ended. If its steps take longer, set --patience"
-                " SECONDS"
+            where = "".join(f"; {each}" for each in _standing(folder, script_folder))
+            raise Hangs(
+                f"no further step in {asked.patience:.0f} s; it was ended{where}. If its steps take longer, set"
+                " --patience SECONDS"
             )
+
+
+def _standing(folder: Path, script_folder: str) -> list[str]:
+    """What each rank of a command that hangs has done and where it is now, in words, as far as it can be told."""
+    steps = {each["pid"]: each for each in _all(folder, "process")}
+    started = _all(folder, "started")
+    for about in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(about["pid"], STACKS)
+    time.sleep(WRITING)
+    told: dict[int, str] = {}
+    for about in sorted(started, key=lambda each: each["pid"] not in steps):  # the others may be a rank's workers
+        pid, set_by_launcher = about["pid"], next(filter(None, map(about["variables"].get, OF_RANK)), "")
+        where = _line_of(folder / f"stacks.{pid}.txt", script_folder) if _lives(pid) else "has ended"
+        if pid in steps:
+            told[steps[pid]["rank"]] = f"did {len(steps[pid]['steps'])} steps{where and f' and {where}'}"
+        elif set_by_launcher.isdigit() and where:
+            told.setdefault(int(set_by_launcher), f"did no step and {where}")
+    for each in steps.values():  # also forks, of which more is not known
+        told.setdefault(each["rank"], f"did {len(each['steps'])} steps")
+    return [f"rank {rank} {words}" for rank, words in sorted(told.items())]
+
+
+def _lives(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _line_of(stacks: Path, script_folder: str) -> str:
+    """The line of its script in which a process is, and what is called there; empty if its threads don't tell it."""
+    for thread in stacks.read_text(encoding="utf-8", errors="replace").split("\n\n") if stacks.is_file() else ():
+        frames = FRAME.findall(thread)  # the innermost first
+        for place, (name, line, _) in enumerate(frames):
+            if name.startswith(script_folder + os.sep) and "site-packages" not in name:
+                inner = [function for _, _, function in reversed(frames[:place])]
+                called = next((each for each in inner if not each.startswith("_") and each not in WRAPPERS), "")
+                at = f"{os.path.relpath(name, script_folder)}:{line}"
+                return f"is at {at}" + (f" in {called}" if called else "")
+    return ""
 
 
 def _all_are_done(folder: Path) -> bool:
@@ -338,8 +427,13 @@ def _records(process: psutil.Process, folder: Path) -> bool:
         return False
 
 
+def _all(folder: Path, kind: str) -> list[dict]:
+    """What processes have written of this kind."""
+    return [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob(f"{kind}.*.json"))]
+
+
 def _read(folder: Path, exit_code: int, log: Path | None, of_one: bool = False) -> Recording:
-    processes = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("process.*.json"))]
+    processes = _all(folder, "process")
     rank_of = {each["pid"]: each["rank"] for each in processes if each["steps"]}
     # A process that a rank started is no rank, unless it was given a number of its own, as by Lightning.
     ranks_alone = [each for each in processes if each["steps"] and rank_of.get(each["parent"]) != each["rank"]]
@@ -355,6 +449,12 @@ def _read(folder: Path, exit_code: int, log: Path | None, of_one: bool = False) 
     ranks = [each["rank"] for each in trained]
     if of_one and len(ranks) > 1:
         raise RunFailed("the script starts several ranks itself; start them by torchrun or by torch's mp.spawn")
+    if len(ranks) > len(set(ranks)):
+        rank = max(ranks, key=ranks.count)
+        raise RunFailed(
+            f"{ranks.count(rank)} processes trained as rank {rank} of {trained[0]['world']}, so they do not know of"
+            " each other, and each trains a model of its own; call init_process_group in each, with the number of ranks"
+        )
     if ranks != list(range(trained[0]["world"])):
         raise RunFailed(f"of {trained[0]['world']} ranks, only these did a step: {', '.join(map(str, ranks))}")
     return Recording(folder, trained, exit_code, log)
@@ -367,10 +467,7 @@ def _last_words(log: Path) -> str:
 
 def _start(recorded: Recording) -> dict:
     """How rank 0's script was started; for a process of multiprocessing, how its parent was started."""
-    started = {}
-    for file in recorded.folder.glob("started.*.json"):
-        about = json.loads(file.read_text(encoding="utf-8"))
-        started[about["pid"]] = about
+    started = {about["pid"]: about for about in _all(recorded.folder, "started")}
     if recorded.ranks[0]["pid"] not in started:
         raise RunFailed("its ranks are forks of a process that had imported PyTorch, so how to start one is not known")
     about = started[recorded.ranks[0]["pid"]]
