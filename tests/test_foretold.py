@@ -120,6 +120,17 @@ def test_a_message_costs_what_it_takes_after_computing():
         assert after.high == pytest.approx(2 * alone.high)
 
 
+def test_only_the_first_of_messages_in_a_row_waits_for_ranks_that_compute():
+    found = measured(2)
+    for point in found["operations"]["broadcast"]["points"]:
+        point["after_computing"] = {name: 2 * point[name] for name in ("seconds", "low", "high")}
+    links = Links(2, [found])
+    once = links.seconds("broadcast", 4096, waits=False).value
+    for in_a_row, times in ((True, 2 + 9), (False, 20)):
+        sent = Message("broadcast", [4096] * 10, in_a_row=in_a_row)
+        assert ranks.communication(sent, links, "cpu").value == pytest.approx(times * once)
+
+
 def test_gloo_sends_more_through_a_link_than_nccl():
     def through(collective, size, backend):
         return Links(4, [], 1e8, backend).seconds(collective, size)
@@ -235,7 +246,7 @@ def test_what_is_not_declared_is_not_foretold(strategy, options):
 
 
 def test_every_message_that_is_declared_can_be_counted():
-    keys = {"where", "collective", "numbers", "bytes", "pieces", "per", "during", "hidden_on"}
+    keys = {"where", "collective", "numbers", "bytes", "pieces", "per", "during", "hidden_on", "in_a_row"}
     for name in registry.names():
         declared = registry.literals(name)["SENDS"]
         for settings_, sent in [] if isinstance(declared, str) else declared:

@@ -13,6 +13,7 @@ without importing torch or its framework. docs/adding-a-strategy.md says what ea
     where          optional: the settings with which it is sent
     per            optional: micro_batch, or the option that sets the steps from one to the next; by default each step
     during         optional: the pass that it may overlap with, forward or backward, on the device types `hidden_on`
+    in_a_row       optional: True where ranks compute nothing between its pieces
 
 A task file defines a class `Task` (the interface is in tasks/_task.py), and may define the literals that
 docs/adding-a-task.md explains.

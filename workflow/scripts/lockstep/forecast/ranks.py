@@ -78,12 +78,14 @@ class Message:
     """One kind of message in a step. sizes: bytes of each piece, in the order in which they are sent.
 
     times: how often all of them are sent in a step. window: seconds of computing that they may overlap with, each time.
+    in_a_row: whether ranks compute nothing between the pieces, and so wait for the slowest only at the first one.
     """
 
     collective: str
     sizes: list[float]
     times: float = 1.0
     window: float = 0.0
+    in_a_row: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,12 +116,12 @@ class Links:
             return [f"messages were measured between {self.nearest['ranks']} ranks"]
         return []
 
-    def seconds(self, collective: str, size: float) -> Interval:
+    def seconds(self, collective: str, size: float, waits: bool = True) -> Interval:
         """The time of a collective on this many bytes (rank/network.py says of which); needs a link or a measurement.
 
         Through a link it takes as long as the slower of the two, the ranks' own work or the link; at most, their sum.
         """
-        own = self._own(collective, size)
+        own = self._own(collective, size, waits)
         if self.link is None:
             return own
         wire = self._wire(collective, size)
@@ -135,7 +137,7 @@ class Links:
             times = GATHER
         return times * (size * load / (self.link / 8 * PAYLOAD))
 
-    def _own(self, collective: str, size: float) -> Interval:
+    def _own(self, collective: str, size: float, waits: bool) -> Interval:
         """The time of the collective between ranks of one machine; nothing if it was not measured."""
         if not self.nearest:
             return NOTHING
@@ -145,20 +147,21 @@ class Links:
         hops = (self.ranks - 1) / (there - 1)
         load = BUS[collective](self.ranks) / BUS[collective](there)
         ends = [
-            hops * (first := _at(points, name, 0.0)) + load * (_at(points, name, size) - first)
+            hops * (first := _at(points, name, 0.0, waits)) + load * (_at(points, name, size, waits) - first)
             for name in ("seconds", "low", "high")
         ]
         value, low, high = ends
         return Interval(value, min(low, value), max(high, value)).widened(MESSAGE)
 
 
-def _at(points: list[dict], name: str, size: float) -> float:
+def _at(points: list[dict], name: str, size: float, waits: bool) -> float:
     """The seconds for this many bytes: on a straight line between measured sizes, in proportion beyond the largest.
 
-    Messages that ranks send after computing are used; earlier versions did not measure these.
+    waits: of messages that ranks send after computing, at which they wait for the slowest; earlier versions did not
+    measure these.
     """
     sizes = np.array([point["bytes"] for point in points], float)
-    measured = [point.get("after_computing", point)[name] for point in points]
+    measured = [(point.get("after_computing", point) if waits else point)[name] for point in points]
     seconds = np.maximum.accumulate(measured)  # more bytes never take less
     if size > sizes[-1]:
         return float(seconds[-1] * size / sizes[-1])
@@ -196,7 +199,10 @@ def communication(message: Message, links: Links, device: str) -> Interval:
     What is hidden costs nothing on a GPU. On a CPU the ranks' own part of sending takes the cores that compute: none of
     it may be hidden or all, and half of it is taken to be.
     """
-    each = [links.seconds(message.collective, size) for size in message.sizes]
+    each = [
+        links.seconds(message.collective, size, waits=not (number and message.in_a_row))
+        for number, size in enumerate(message.sizes)
+    ]
     whole = sum(each, NOTHING)
     if not message.window:
         return whole
@@ -310,5 +316,5 @@ def messages(
         window = 0.0
         if device in declared.get("hidden_on", ()):
             window = getattr(alone, declared["during"]) / accumulation
-        found.append(Message(declared["collective"], sizes, times, window))
+        found.append(Message(declared["collective"], sizes, times, window, declared.get("in_a_row", False)))
     return found

@@ -39,7 +39,13 @@ SENDS = [
                 "during": "backward",
                 "hidden_on": ["cpu", "cuda"],
             },
-            {"collective": "broadcast", "numbers": "trained", "bytes": 4, "pieces": "parameters"},
+            {
+                "collective": "broadcast",
+                "numbers": "trained",
+                "bytes": 4,
+                "pieces": "parameters",
+                "in_a_row": True,
+            },
         ],
     ),
 ]
