@@ -22,6 +22,7 @@ from lockstep.forecast.ranks import NOTHING, Alone, Interval, Links, Shapes
 from lockstep.run import seals
 
 OTHERS = 0.1  # cores; a forecast says so if other programs took more while it was measured
+RANKS = (2, 4)  # with which forecasts were held against runs
 FASTEST = 1e9  # bits/s, the fastest link whose speed was named and on which forecasts were held against runs
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of batch normalisation, stored beside its weights
 
@@ -164,6 +165,8 @@ def _extrapolated(row: Row, links: Links) -> list[str]:
     if row.hardware.processes == 1:
         return []
     beyond = links.extrapolated
+    if row.hardware.processes not in RANKS:
+        beyond = [*beyond, f"forecasts have been compared with runs of {' and '.join(map(str, RANKS))} ranks"]
     if links.link and links.link > FASTEST:
         beyond = [*beyond, "no forecast has been compared with runs on a network faster than 1 Gbit/s yet"]
     if row.hardware.device != "cpu":
