@@ -665,7 +665,7 @@ def test_a_row_with_another_batch_than_was_planned_gets_the_plan_that_it_would_h
     row = config.rows["ddp"]
     row = replace(row, train=replace(row.train, global_batch=24, device_batch=12, max_steps=5))
     lengths = np.random.default_rng(0).integers(4, 60, 400)
-    paths.data_folder(tmp_path).mkdir(parents=True)
+    paths.lengths_file(paths.data_folder(tmp_path)).parent.mkdir(parents=True)
     planning.save_lengths(paths.data_folder(tmp_path), lengths)
     made_anew = alone.plan_of(config, row, tmp_path)
     assert made_anew.hash == planning.of_training(row.train, lengths, config.data.max_length).hash

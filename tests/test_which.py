@@ -170,11 +170,11 @@ def test_each_number_is_foretold_with_an_interval_or_extrapolated_with_a_reason(
     assert "to" not in table["1024"][0] + table["1024"][1]
     assert table["1024"][-1] == "foretold, extrapolated"
     assert "1024 GPUs: extrapolated, so there is no interval: 1,024 GPUs (8 to 512 were checked)." in said
-    (measured,) = re.findall(r"^Measured, by llm-foundry, .*$", said, re.MULTILINE)
+    (measured,) = re.findall(r"^Measured, by llm-foundry with fsdp, .*$", said, re.MULTILINE)
     assert re.search(r" [\d,]+ tokens/s per GPU, .* 8192 tokens, 8 h100", measured)
     assert re.search(r"Not foretold by a shape: .*\btp\b.*, deepspeed at stage 3\.$", said, re.MULTILINE)
     assert "lockstep fits" in said
-    assert "Lockstep's strategies send gradients in fp32" in said
+    assert "Lockstep's sends gradients in fp32 once a step" in said
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_the_network_s_own_speed_is_nothing_new(which):
 def test_a_network_that_is_too_slow_decides(which):
     code, said, _ = which("--gpu", "a100-80gb", "--gpus", "64", "--network", "25Gb")
     assert code == 0
-    assert re.search(r"texts at a time, once in a step\. network [789]\d %", said)
+    assert re.search(r"texts at a time, once in a step\. fsdp: network [789]\d %", said)
 
 
 def test_an_epoch_has_a_time_and_a_cost(which, tmp_path):
