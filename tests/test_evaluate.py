@@ -1,8 +1,8 @@
 """Which repetition's test a run may copy: a test that other code made must not survive."""
 
-import evaluate
 import pytest
 
+import evaluate
 from lockstep import files, paths
 from tests import made
 
