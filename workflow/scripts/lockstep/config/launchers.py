@@ -49,7 +49,6 @@ def of(options: dict) -> Launcher:
     return LAUNCHERS[options.get("launcher", "python")]
 
 
-
 def meets_in_a_file(options: dict) -> bool:
     """Whether the rendezvous of a row with these options is a file in the run's folder."""
     return options.get("rendezvous") == "file"
