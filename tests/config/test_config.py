@@ -560,7 +560,7 @@ def test_settings_of_lora_that_can_t_be_are_refused(row, message):
 
 
 @pytest.mark.parametrize("task", ["image-classification", "image-segmentation"])
-@pytest.mark.parametrize(("option", "message"), [("packed", "images are no texts"), ("resident", "only the token ids")])
+@pytest.mark.parametrize(("option", "message"), [("packed", "only texts can be"), ("resident", "only the token ids")])
 def test_what_is_for_texts_is_refused_for_images(task, option, message):
     rows = {"x": {"strategy": "recipe", option: True}}
     quality = {"train": {"best": "miou"}} if task == "image-segmentation" else {}

@@ -280,12 +280,13 @@ class Row:
     def launcher(self) -> launchers.Launcher:
         return launchers.of(self.options)
 
-    def command(self, folder: Path, rendezvous, script: Path = paths.TRAIN) -> list[str]:
+    def command(self, folder: Path, rendezvous, script: Path | None = None) -> list[str]:
         """The command that starts the ranks of one node: `script folder`, once for each of them.
 
-        folder: the run's; rendezvous: where the ranks of all nodes meet (run/addresses.py: Rendezvous).
+        folder: the run's; rendezvous: where the ranks of all nodes meet (run/addresses.py: Rendezvous); script: None is
+        the one that trains.
         """
-        return self.launcher.command(self.settings(), script, folder, rendezvous)
+        return self.launcher.command(self.settings(), script or paths.TRAIN, folder, rendezvous)
 
     @property
     def unattended(self) -> "Row":
