@@ -193,7 +193,7 @@ def test_rows_of_any_machine_are_counted_as_if_it_had_gpus():
     own = memory.countable(there.rows["own"])
     assert (own.hardware.device, own.hardware.processes, own.hardware.gpu_count) == ("cuda", 4, 4)
     assert own.train.global_batch == 4 * 3
-    with pytest.raises(BadInput, match="each stage needs another amount"):
+    with pytest.raises(BadInput, match="each stage needs a different amount"):
         memory.countable(there.rows["pp"])
 
 

@@ -461,6 +461,14 @@ def test_a_cause_is_named_where_two_ways_of_finding_it_agree(ours, said):
         assert twice.en.startswith("A step of slow takes 45 ms longer than fast's")
 
 
+@pytest.mark.parametrize(
+    ("seconds", "said"), [([0.0012], "1.2"), ([0.0012, 0.00118], "1.2"), ([0.0025, 0.0015], "1.5 to 2.5")]
+)
+def test_a_time_that_was_found_in_one_way_only_is_told(seconds, said):
+    """As of `tp` and `pp`, whose work no single device does alone."""
+    assert reasons.milliseconds(seconds).en == said
+
+
 def test_a_disturbed_run_is_shown_and_left_out(results):
     repeat(results, "ddp", [8.0, 30.0, 8.2])
     change(results / "runs/ddp/n2/rep2/record.json", disturbed=["other processes used 1.20 of 2 CPU cores"])

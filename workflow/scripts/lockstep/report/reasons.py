@@ -66,6 +66,6 @@ def of_step(profile: dict, seconds: float) -> dict:
 
 
 def milliseconds(seconds: list[float]) -> Text:
-    """Two values in milliseconds, or one if they agree to two digits."""
-    low, high = (f"{1000 * value:.2g}" for value in sorted(seconds))
+    """The shortest and the longest of some times in milliseconds, or one number if they agree to two digits."""
+    low, high = (f"{1000 * value:.2g}" for value in (min(seconds), max(seconds)))
     return same(low) if low == high else say("span", low=low, high=high)

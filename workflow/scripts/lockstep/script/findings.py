@@ -1051,7 +1051,8 @@ def _mean_loss(recorded: Recording, step: int) -> float | None:
 
 
 def _alike(one: list[float], other: list[float] | None) -> bool:
-    return other is not None and np.allclose(one, other, rtol=1e-5, atol=1e-6 * max(one[0], 1e-30))
+    known = other is not None and np.isfinite(one[0])
+    return bool(known) and np.allclose(one, other, rtol=1e-5, atol=1e-6 * max(one[0], 1e-30))
 
 
 def _sketches(noted: dict) -> np.ndarray:
