@@ -168,6 +168,22 @@ def test_rows_are_counted_for_gpus_that_are_not_here(place):
     assert rows["ddp"]["per_sample"] == pytest.approx(rows["fsdp"]["per_sample"], rel=0.05)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
+def test_fsdp_trains_a_model_that_no_gpu_holds_whole(tmp_path):
+    file = tmp_path / "deep.yaml"
+    keys = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 24, "num_attention_heads": 8}
+    keys |= {"model_type": "llama", "vocab_size": 512, "max_position_embeddings": 64}
+    file.write_text(json.dumps(keys), encoding="utf-8")
+    shape = model.read(file, "language-modelling", 32)
+    config = reading.parse({"task": "language-modelling", "train": {"best": "loss"}})
+    row = memory.countable(memory.on_gpus(config, 16).rows["fsdp"])
+    (peak,) = memory.peaks(row, shape, [1])
+    whole = 4 * peak.parameters
+    assert peak.allocated < 0.9 * whole  # a byte of each weight's 16, and the layer that computes
+    assert memory.peaks(row, shape, [1], capacity=int(0.9 * whole))
+
+
 @pytest.mark.parametrize(
     ("capacity", "fits", "tries"), [(None, True, 1), (24, True, 1), (20, True, 2), (18, False, 2), (14, False, 1)]
 )

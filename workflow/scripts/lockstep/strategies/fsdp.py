@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.func import functional_call
 
 from lockstep.errors import RunFailed
 from lockstep.model import batch_norm, models
@@ -30,6 +31,10 @@ from lockstep.strategies import ddp
 
 class Strategy(ddp.Strategy):
     rehearses_average = True  # else FSDP keeps unsharded gradients until it next averages
+
+    def place(self, model):
+        """Leave the model on the host: `fully_shard` moves one layer at a time, so no device ever holds it whole."""
+        return model
 
     def wrap(self):
         policy = MixedPrecisionPolicy()
@@ -43,9 +48,12 @@ class Strategy(ddp.Strategy):
         if policy.param_dtype:  # as autocast leaves them; PyTorch refuses weights in bf16 beside statistics in fp32
             for norm in filter(batch_norm.depends_on_batch, self.model.modules()):
                 fully_shard(norm, **sharding | {"mp_policy": MixedPrecisionPolicy()})
-        for layer in layers(self.model, self.inputs(self.sample)):
+        for layer in layers(self.model, self.on_host(self.sample)):
             fully_shard(layer, **sharding)
         fully_shard(self.model, **sharding)  # in place, before the optimizer is made, which then updates the shards
+
+    def on_host(self, arrays):
+        return self.in_precision_of_weights({name: torch.from_numpy(array) for name, array in arrays.items()})
 
     def device_mesh(self):
         groups = self.options["replicate"]
@@ -292,7 +300,7 @@ def layers(model, sample):
     """The model's layers, which are sharded one by one, except those that one forward pass calls several times.
 
     ALBERT's layers share one set of parameters, but FSDP2 expects one backward pass of a layer for each forward pass,
-    so such a layer is sharded with the whole model. `sample` holds the model's inputs for one sample.
+    so such a layer is sharded with the whole model. `sample` holds the model's inputs for one sample, on its device.
     """
     stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
     calls = dict.fromkeys((layer for stack in stacks for layer in stack), 0)
@@ -304,9 +312,19 @@ def layers(model, sample):
 
     hooks = [layer.register_forward_pre_hook(count) for layer in calls]
     model.eval()  # so that no random number is drawn
+    inputs = {name: tensor for name, tensor in sample.items() if name != "labels"}
     with torch.no_grad():
-        model(**{name: tensor for name, tensor in sample.items() if name != "labels"})
+        try:  # by shapes alone, which takes no time, however large the model is
+            weights = dict([*model.named_parameters(), *model.named_buffers()])
+            functional_call(model, on_meta(weights), kwargs=on_meta(inputs))
+        except Exception:  # a model may look at values, and then raises anything
+            calls.update(dict.fromkeys(calls, 0))
+            model(**inputs)
     model.train()
     for hook in hooks:
         hook.remove()
     return [layer for layer, times in calls.items() if times <= 1]
+
+
+def on_meta(tensors):
+    return {name: tensor.to("meta") for name, tensor in tensors.items()}

@@ -60,18 +60,22 @@ class Strategy:
         return model
 
     def set_up(self, model: torch.nn.Module, make_optimizer) -> None:
-        """Move the model to its device, wrap it, and only then make the optimizer by `make_optimizer(model)`.
+        """Place the model, wrap it, and only then make the optimizer by `make_optimizer(model)`.
 
         The model's parameters are final only after it is wrapped. The proof calls this more than once in a process,
         each time with a copy of the model that was made after `start`.
         """
-        self.module = self.model = model.to(self.world.device)
+        self.module = self.model = self.place(model)
         self.scaler = torch.amp.GradScaler(self.world.device.type, enabled=precisions.of(self.precision).scaled)
         self.wrap()
         self.optimizer = make_optimizer(self.module)
 
+    def place(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Move the model to where `wrap` needs it: to this rank's device."""
+        return model.to(self.world.device)
+
     def wrap(self) -> None:
-        """Turn `self.model`, which is on its device, into what is trained; `self.module` stays the plain model."""
+        """Turn `self.model` into what is trained, on this rank's device; `self.module` stays the plain model."""
 
     def train(self, replay) -> None:
         """Take all optimizer steps. `replay` (rank/replay.py) hands out this rank's batches and records the samples."""

@@ -64,6 +64,9 @@ PLANS = dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra")
 
 class Strategy(fsdp.Strategy):
     @property
+    def place(self, model):
+        return model.to(self.world.device)
+
     def rehearses_average(self):
         return self.options["shard"]
 
