@@ -149,6 +149,10 @@ def place(benchmark, tmp_path_factory) -> Workplace:
     shape = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
     shape |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": True}
     place.path("llama.yaml").write_text(yaml.safe_dump(shape), encoding="utf-8")
+    (qwen,) = re.findall(
+        r"```yaml\n(model_type: qwen2\n.*?)```", (PROJECT / "docs/guide/large.md").read_text(), re.DOTALL
+    )
+    place.path("qwen.yaml").write_text(qwen, encoding="utf-8")
     place.path("my-cluster.yaml").write_text("card: a100-80gb\ngpus_per_machine: 4\nprice: 1.8\n", encoding="utf-8")
     place.path("my.jsonl").write_text('{"question": "a", "answer": "b"}\n')
     for copy in ("other", "history/v1", "quick"):

@@ -64,11 +64,11 @@ PLANS = dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra")
 
 class Strategy(fsdp.Strategy):
     @property
-    def place(self, model):
-        return model.to(self.world.device)
-
     def rehearses_average(self):
         return self.options["shard"]
+
+    def place(self, model):
+        return model.to(self.world.device)
 
     def start(self):
         self.world = super().start().in_replicas(self.options["tensor"])
