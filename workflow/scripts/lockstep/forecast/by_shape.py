@@ -135,14 +135,19 @@ def _run(arguments: argparse.Namespace, cluster: Cluster, gpus: int, strategy: s
 
 def _room(shape: Shape, run: Run) -> float:
     """The bytes that are left of a GPU for activations; below zero if what it must keep does not fit."""
-    return run.cluster.memory - int(MEMORY.read(memory.RESERVE, "")) - sharded.kept(shape, run)
+    return _free(run) - sharded.kept(shape, run)
+
+
+def _free(run: Run) -> int:
+    """The bytes of a GPU without what stays free for CUDA, NCCL and kernels."""
+    return run.cluster.memory - int(MEMORY.read(memory.RESERVE, ""))
 
 
 def _does_not_fit(shape: Shape, runs: list[Run]) -> str:
     """Why none of some runs fits, and what would."""
     run = max(runs, key=lambda run: _room(shape, run))
-    free, states = run.cluster.memory - int(MEMORY.read(memory.RESERVE, "")), sum(sharded.states(run).values())
-    needed, machine = math.ceil(states * shape.weights / free), run.cluster.gpus_per_machine
+    states, machine = sum(sharded.states(run).values()), run.cluster.gpus_per_machine
+    needed = math.ceil(states * shape.weights / _free(run))
     if needed > machine:
         needed = math.ceil(needed / machine) * machine
     what = "Weights, in fp32," if run.lora else "Weights, gradients and AdamW's state"
