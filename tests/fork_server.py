@@ -26,7 +26,8 @@ from pathlib import Path
 
 PRELOADED = (
     *("transformers.models.bert.modeling_bert", "transformers.models.llama.modeling_llama", "transformers.trainer"),
-    *("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining", "accelerate"),
+    *("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining"),
+    *("accelerate", "deepspeed"),  # transformers imports both when it saves a model
     *("datasets", "jsonschema", "pandas", "PIL.Image", "psutil", "safetensors.torch", "tokenizers", "tqdm", "yaml"),
 )
 KILLED_AFTER = 10  # seconds after SIGTERM that a command which ran out of time has to end what it started
@@ -82,7 +83,8 @@ def serve(address: str) -> None:
     starter = os.getppid()
     for name in PRELOADED:
         with contextlib.suppress(ImportError):  # images have what their rows need
-            importlib.import_module(name)
+            with contextlib.redirect_stdout(sys.stderr):  # where DeepSpeed says which device it takes
+                importlib.import_module(name)
     gc.freeze()  # or each fork would copy the pages of all these objects, to count references to them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects those that have answered
     with socket.socket(socket.AF_UNIX) as listening:

@@ -32,7 +32,7 @@ from tests.conftest import PROJECT
 SCRIPTS = PROJECT / "workflow" / "scripts"
 DEFAULT = PROJECT / "config" / "config.yaml"
 KEYS = ["train.global_batch=31", "train.max_steps=9", "train.epochs=1", "data.limit=700"]
-KEYS += ["model.hidden_size=32", "model.layers=1"]
+KEYS += ["model.hidden_size=32", "model.layers=2"]  # a layer for each of the two ranks of `pp`
 TESTED = {"accuracy": 0.5, "macro_f1": 0.5, "support": 2, "labels": ["a", "b"], "confusion_matrix": [[1, 0], [1, 0]]}
 # Replaces lockstep/rank/main.py, which every launcher finally calls.
 RANK = """
