@@ -203,7 +203,7 @@ class Run:
                 write_json(training.folder / name, content)
         checkpoint.barrier(strategy)
         if strategy.world.local_rank == 0:
-            training.meter = Meter()
+            training.meter = Meter(strategy.world.device)
         pids = training.workers.pids if training.workers else []
         training.gauge = memory.Gauge(strategy.world.device, pids)
         training.clock.part("data")
