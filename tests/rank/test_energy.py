@@ -56,7 +56,8 @@ def test_it_is_not_guessed(machine):
 
 def test_the_platform_counts_its_packages_once_more_and_a_package_its_parts(machine):
     """Laptops, and servers since Sapphire Rapids, have the platform beside the packages."""
-    zones = {"intel-rapl:0": "package-0", "intel-rapl:0:0": "core", "intel-rapl:1": "psys", "intel-rapl:10": "package-9"}
+    zones = {"intel-rapl:0": "package-0", "intel-rapl:0:0": "core", "intel-rapl:1": "psys"}
+    zones["intel-rapl:10"] = "package-9"
     for zone, name in zones.items():
         machine.count(0, zone, name)
     meter = machine.meter()
@@ -69,7 +70,7 @@ def test_the_platform_counts_its_packages_once_more_and_a_package_its_parts(mach
 
 
 def test_a_counter_that_wraps_several_times_in_a_window_is_read_between(machine):
-    """An AMD package at 400 W, whose counter wraps each 164 s, in a window of ten minutes with steps of five seconds."""
+    """An AMD package at 400 W, whose counter wraps each 164 s, in a window of ten minutes with steps of 5 s."""
     wrap, watts = 65_532_610_987, 400
     machine.count(0, wrap=wrap)
     meter = machine.meter()

@@ -1,7 +1,10 @@
 """What is asked for is what is trained: whatever a framework quietly changes ends the run before its first step."""
 
 import copy
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -9,6 +12,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
+from lockstep import paths
 from lockstep.config import reading
 from lockstep.errors import RunFailed
 from lockstep.model.optimizer import make_optimizer, make_schedule
@@ -67,6 +71,27 @@ def test_convolutions_in_fewer_bits(prepared):
     torch.backends.cudnn.allow_tf32 = True
     with pytest.raises(RunFailed, match="tf32_convolutions: the row asks for False, but single uses True"):
         readback.check(strategy, asked)
+
+
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_matrix_products_in_fewer_bits(prepared, precision):
+    """As a model's own code may ask for them."""
+    strategy, asked = prepared
+    torch.set_float32_matmul_precision(precision)
+    with pytest.raises(RunFailed, match=f"matmul_precision: the row asks for highest, but single uses {precision}"):
+        readback.check(strategy, asked)
+    single.Strategy(asked)  # the next row does not inherit it
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_an_image_of_nvidia_s_does_not_make_fp32_tf32():
+    """In those PyTorch begins with matrix products in TensorFloat-32, by a variable."""
+    program = "import torch\nfrom lockstep.strategies import single\nbefore = torch.get_float32_matmul_precision()\n"
+    program += "single.allow_tf32(False)\nprint(before, torch.get_float32_matmul_precision())"
+    variables = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1", "PYTHONPATH": str(paths.SCRIPTS)}
+    command = [sys.executable, "-c", program]
+    said = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["high", "highest"]
 
 
 def test_another_optimizer(prepared):

@@ -24,9 +24,7 @@ class Meter:
     counters: the names of the counters in these sums.
     """
 
-    def __init__(
-        self, device: torch.device, powercap: Path = POWERCAP, now: Callable[[], float] = time.perf_counter
-    ):
+    def __init__(self, device: torch.device, powercap: Path = POWERCAP, now: Callable[[], float] = time.perf_counter):
         self.now = now
         self.joules: dict[str, float | None] = {"gpu": 0.0, "cpu": 0.0}
         self.counters: list[str] = []
@@ -78,7 +76,7 @@ def _added(joules: float | None, before: Counters | None, now: Counters | None, 
 
 
 def _is_package(zone: Path) -> bool:
-    """Whether a zone of RAPL is a CPU package: its parts are counted in it, and it is counted in the platform (psys)."""
+    """Whether a zone of RAPL is a CPU package. Its parts are counted in it, and the platform (psys) counts it again."""
     try:
         return (zone / "name").read_text().startswith("package")
     except OSError:

@@ -33,8 +33,9 @@ def check(strategy: Strategy, asked: Settings, inputs: dict | None = None) -> di
     actual |= {"optimizer": strategy.algorithm(_innermost(strategy.optimizer)), "device": strategy.world.device.type}
     if asked.dropout is not None:
         wanted["dropout"], actual["dropout"] = [asked.dropout], live["dropout"] or [asked.dropout]
-    wanted["tf32_convolutions"] = asked.options.get("tf32", False)
-    actual["tf32_convolutions"] = live["tf32_convolutions"]
+    tf32 = asked.options.get("tf32", False)
+    wanted |= {"tf32_convolutions": tf32, "float32_matmul_precision": "high" if tf32 else "highest"}
+    actual |= {"tf32_convolutions": live["tf32_convolutions"], "float32_matmul_precision": live["matmul"]}
     wanted |= (updates := lora.asked(asked.train))
     actual |= {name: live["lora"].get(name) for name in updates}
     for number, group in enumerate(live["groups"]):
