@@ -14,7 +14,7 @@ from lockstep import nvml, paths
 from lockstep.config import launchers
 from lockstep.config.configuration import Config
 from lockstep.config.hardware import busy_cores, training_gpus
-from lockstep.config.machine import built_for_amd, cpu_cores
+from lockstep.config.machine import built_for_amd, cpu_cores, slowing
 from lockstep.config.row import Row, times_trained
 from lockstep.config.settings import Settings
 from lockstep.data import prepared
@@ -263,6 +263,8 @@ def _before(row: Row, others: list[dict]) -> list[str]:
         )
     if row.hardware.device == "cuda" and built_for_amd():
         notes.append("its GPUs are AMD's: other processes on them, clocks, utilisation and energy are not recorded")
+    if variables := slowing(row.hardware.device):
+        notes.append(f"its times are longer than without {', '.join(variables)}, which is for finding errors")
     for note in notes:
         print(f"warning: {row.name}: {note}", file=sys.stderr, flush=True)
     hardware = row.hardware
