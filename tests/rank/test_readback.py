@@ -1,6 +1,7 @@
 """What is asked for is what is trained: whatever a framework quietly changes ends the run before its first step."""
 
 import copy
+import math
 import os
 import re
 import subprocess
@@ -71,6 +72,46 @@ def test_convolutions_in_fewer_bits(prepared):
     torch.backends.cudnn.allow_tf32 = True
     with pytest.raises(RunFailed, match="tf32_convolutions: the row asks for False, but single uses True"):
         readback.check(strategy, asked)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "notes"),
+    [
+        ([1.0, 2.0], []),
+        ([math.inf, 1.0, math.nan], ["the gradients of 2 of 3 steps overflowed in fp16: these changed no weights"]),
+    ],
+)
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_steps_that_loss_scaling_left_out_are_noted(prepared, gradients, notes, clip):
+    strategy = in_fp16(prepared, clip)
+    for gradient in gradients:
+        step_along(strategy, gradient)
+    assert readback.skipped(strategy, "fp16", len(gradients)) == notes
+    assert readback.skipped(strategy, "fp32", len(gradients)) == []  # nothing is left out there
+
+
+def test_a_run_whose_steps_were_all_left_out_fails(prepared):
+    strategy = in_fp16(prepared, clip=1.0)
+    for _ in range(3):
+        step_along(strategy, math.inf)
+    with pytest.raises(RunFailed, match="the gradients of all 3 steps overflowed in fp16, so none changed the weights"):
+        readback.skipped(strategy, "fp16", 3)
+
+
+def in_fp16(prepared, clip):
+    plain, asked = prepared
+    asked = replace(asked, precision="fp16", train=replace(asked.train, clip=clip))
+    strategy = single.Strategy(asked)
+    strategy.start()
+    strategy.set_up(plain.module, lambda wrapped: make_optimizer(wrapped, asked.train))
+    return strategy
+
+
+def step_along(strategy, gradient):
+    strategy.scaler.scale(torch.ones(1))  # as before each backward pass
+    for parameter in strategy.module.parameters():
+        parameter.grad = torch.full_like(parameter, gradient)
+    strategy.step()
 
 
 @pytest.mark.parametrize("precision", ["high", "medium"])

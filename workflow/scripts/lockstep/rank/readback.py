@@ -132,6 +132,24 @@ def live_rate(strategy: Strategy) -> float:
     return _innermost(strategy.optimizer).param_groups[0]["lr"]
 
 
+def skipped(strategy: Strategy, precision: str, steps: int) -> list[str]:
+    """A note if some of all `steps` changed no weights, because their gradients overflowed, as fp16 allows.
+
+    An optimizer that does not count its own steps, such as SGD, tells nothing. Raises RunFailed if no step changed any.
+    """
+    if not precisions.of(precision).scaled:
+        return []
+    states = _innermost(strategy.optimizer).state.values()
+    taken = int(max((float(state["step"]) for state in states if "step" in state), default=steps))
+    if not taken:
+        raise RunFailed(
+            f"the gradients of all {steps} steps overflowed in {precision}, so none changed the weights; set precision"
+            " to bf16 or fp32"
+        )
+    note = f"the gradients of {steps - taken} of {steps} steps overflowed in {precision}: these changed no weights"
+    return [note] if taken < steps else []
+
+
 def _innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimizer that steps; frameworks wrap it, some of them twice."""
     while hasattr(optimizer, "optimizer") or hasattr(optimizer, "optim"):
