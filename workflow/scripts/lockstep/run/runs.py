@@ -334,7 +334,7 @@ def _train(attempt: Attempt, others: list[int]) -> dict:
     summary["departed"] = summing.departed(row, ledger, plan, ranks)
     if summary["departed"] and not row.may_depart:
         raise OtherWork(summary["departed"][0])
-    summary["notes"] += summary["departed"]
+    summary["notes"] += summary["departed"] + summing.same_seeds(row, ranks)
     if any(status["watch"] is None for status in statuses):
         summary["notes"].append(
             "the other machines were not watched, because its launcher starts their ranks from the first one"
