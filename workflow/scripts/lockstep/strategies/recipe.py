@@ -64,6 +64,8 @@ class Strategy(ddp.Strategy):
             compiling.compile_dynamic(self.model)
         elif self.options["compile"] == "static":
             compiling.compile_static(self.model, self.world.device)
+            if self.world.device.type == "cuda":  # the allocator does not run when a graph is replayed
+                self.notes.append("its peak memory leaves out that within CUDA graphs; reserved_memory_mb has it")
         if self.joins_group():
             super().wrap()
             if self.weights_in_bf16:
