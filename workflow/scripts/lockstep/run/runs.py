@@ -169,10 +169,11 @@ def _settle(assignment: Assignment) -> Attempt:
             f"{data} was prepared with another task, data, model or train.seed than this configuration's; to train with"
             " this configuration, run prepare.py and plan.py with it"
         )
-    state = saved.find(folder, settings, plan, notes.append)
-    if assignment.resume and assignment.resume.resolve() != folder.resolve():
-        other = saved.find_elsewhere(assignment.resume, settings, plan)
-        state = max(filter(None, [state, other]), key=lambda state: state.name)
+    with assignment.lead.beating() if assignment.lead else contextlib.nullcontext():  # states are hashed
+        state = saved.find(folder, settings, plan, notes.append)
+        if assignment.resume and assignment.resume.resolve() != folder.resolve():
+            other = saved.find_elsewhere(assignment.resume, settings, plan)
+            state = max(filter(None, [state, other]), key=lambda state: state.name)
     settings = replace(settings, saved=str(state) if state else "")
     return Attempt(**vars(assignment), settings=settings, state=state, rendezvous=rendezvous, notes=notes)
 
