@@ -9,7 +9,7 @@ import torch
 from lockstep import nvml
 
 POWERCAP = Path("/sys/class/powercap")  # Linux's powercap interface: Intel's and AMD's RAPL counters
-OFTEN = 20.0  # seconds after which `look` reads the counters: an AMD package's wraps after 65 kJ, some four minutes
+OFTEN = 20.0  # seconds after which `look` reads the packages' counters: AMD's wrap after 65 kJ, some four minutes
 MOST_WATTS = 1000.0  # no package draws more; so a counter wraps at most once in its range divided by this
 
 Counters = list[tuple[float, float]]  # the joules of each, and the value at which it wraps
@@ -32,25 +32,31 @@ class Meter:
         self.gpus = gpu_handles() if device.type == "cuda" else []
 
     def start(self) -> None:
-        self.began = {"gpu": self._gpus(), "cpu": self._packages()}
-        self.at = self.now()
+        self.began = {kind: self._read(kind) for kind in self.joules}
 
     def look(self) -> None:
-        """Called in each step, because a counter may wrap several times from the start of a period to its end."""
-        if self.packages and self.now() - self.at > OFTEN:
-            self.stop()
+        """Called in each step, because a package's counter may wrap several times from start to stop."""
+        if self.packages and self.joules["cpu"] is not None and self.now() - self.began["cpu"][0] > OFTEN:
+            self._add("cpu")
 
     def stop(self) -> None:
-        """Add what was counted since `start`, or since the last call of this."""
-        before, at = self.began, self.at
-        self.start()
-        for kind, joules in self.joules.items():
-            self.joules[kind] = _added(joules, before[kind], self.began[kind], self.at - at)
+        for kind in self.joules:
+            self._add(kind)
         self.counters = []
         if self.joules["gpu"] is not None:
             self.counters += [f"GPU {number} (NVML)" for number in range(len(self.gpus))]
         if self.joules["cpu"] is not None:
             self.counters += [f"{package.name} (RAPL)" for package in self.packages]
+
+    def _add(self, kind: str) -> None:
+        """Add what was counted since `start`, or since the last call of this."""
+        (at, before), (now, counters) = self.began[kind], self._read(kind)
+        self.began[kind] = now, counters
+        self.joules[kind] = _added(self.joules[kind], before, counters, now - at)
+
+    def _read(self, kind: str) -> tuple[float, Counters | None]:
+        """The time, and what a kind of device has counted; None if one of them can't tell."""
+        return self.now(), self._gpus() if kind == "gpu" else self._packages()
 
     def _gpus(self) -> Counters | None:
         """The joules of each GPU since its driver was loaded, and the value at which its counter wraps: never."""
