@@ -40,6 +40,16 @@ def test_every_column_that_people_see_has_a_heading_and_says_what_it_means(colum
     assert f"about_{column.key}" in ENTRIES
 
 
+@pytest.mark.parametrize(
+    ("gpu", "cpu", "on_gpus", "told"),
+    [(None, 5.0, False, 5.0), (7.0, 5.0, True, 12.0), (7.0, None, True, 7.0), (None, 5.0, True, None)],
+)
+def test_the_energy_of_the_cpu_is_not_that_of_a_run_on_gpus(gpu, cpu, on_gpus, told):
+    """Parts of GPUs (MIG), virtual ones and AMD's are not counted."""
+    run = made.run(energy={"gpu_joules": gpu, "cpu_joules": cpu}, memory_by_gpu=[10.0] if on_gpus else [])
+    assert columns.BY_KEY["energy_joules"].measure(run) == told
+
+
 def test_a_new_column_is_one_entry_and_stands_wherever_it_is_to_be_shown(monkeypatch):
     new = Column(
         "hops", measure=lambda run: run.test["hops"], digits=1, unit="km", most=9, shown=columns.AT_ONCE, terminal=0

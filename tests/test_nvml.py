@@ -77,6 +77,15 @@ def test_throttling_is_told(two_gpus, monkeypatch):
         assert nvml.state(0, 0)["throttled"] == throttled
 
 
+def test_throttling_is_told_by_an_older_driver(two_gpus, monkeypatch):
+    def absent(gpu):
+        raise RuntimeError("NVML: Function Not Found")
+
+    monkeypatch.setattr(two_gpus, "nvmlDeviceGetCurrentClocksEventReasons", absent)
+    monkeypatch.setattr(two_gpus, "nvmlDeviceGetCurrentClocksThrottleReasons", lambda gpu: 0x40, raising=False)
+    assert nvml.state(0, 0)["throttled"] == ["hardware thermal slowdown"]
+
+
 def test_a_gpu_that_does_not_tell_its_temperature_is_watched_all_the_same(two_gpus, monkeypatch):
     def refuse(*arguments):
         raise two_gpus.NVMLError("Not Supported")

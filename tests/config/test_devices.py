@@ -230,6 +230,22 @@ def test_speed_up_and_utilisation_are_per_device(two_gpus, results, scripts, mon
     assert [both[name] for name in told] == ["10 + 20", None, None, "91 / 80", "1410 / 1395"]
 
 
+def test_a_variable_for_finding_errors_is_noted_where_it_makes_a_row_slower(two_gpus, monkeypatch):
+    rows = parse(gpu={"strategy": "ddp"}, cpu={"strategy": "ddp", "device": "cpu"}).rows
+
+    def noted() -> list[list[str]]:
+        every = [runs._before(rows[name], []) for name in ("gpu", "cpu")]
+        return [[note for note in notes if "for finding errors" in note] for notes in every]
+
+    for name, value in (("CUDA_LAUNCH_BLOCKING", "0"), ("TORCH_DISTRIBUTED_DEBUG", "off")):
+        monkeypatch.setenv(name, value)
+    assert noted() == [[], []]
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    assert noted() == [["its times are longer than without CUDA_LAUNCH_BLOCKING=1, which is for finding errors"], []]
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    assert [len(notes) for notes in noted()] == [1, 1]
+
+
 def test_a_batch_must_have_a_sample_for_every_device(two_gpus):
     row = reading.parse({"rows": {"x": {"strategy": "dataparallel", "global_batch": 1}}}).rows["x"]
     with pytest.raises(BadInput, match="1 samples can't be shared by 2 devices"):

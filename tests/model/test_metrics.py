@@ -7,7 +7,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from lockstep.data import plan
 from lockstep.model import metrics
-from lockstep.rank import energy, memory
+from lockstep.rank import memory
 
 SHAPE = metrics.Shape(encoder=1000, head=30, layers=2, width=8)
 
@@ -68,36 +68,6 @@ def test_a_gpu_is_known_by_whole_words_of_its_name(name, precision, tera):
 
 def test_a_cpu_is_measured():
     assert 1e8 < metrics.measure_cpu_peak("fp32") < 1e15
-
-
-def rapl(folder, microjoules: int, wrap: int = 10_000_000):
-    package = folder / "intel-rapl:0"
-    package.mkdir(exist_ok=True)
-    (package / "energy_uj").write_text(f"{microjoules}\n")
-    (package / "max_energy_range_uj").write_text(f"{wrap}\n")
-
-
-def test_energy_is_summed_over_windows_and_counters_begin_anew(tmp_path):
-    rapl(tmp_path, 9_000_000)
-    (tmp_path / "intel-rapl:0:0").mkdir()  # a part of the package, which has it counted already
-    meter = energy.Meter(tmp_path)
-    meter.start()
-    rapl(tmp_path, 1_500_000)
-    meter.stop()
-    rapl(tmp_path, 5_000_000)  # evaluation
-    meter.start()
-    rapl(tmp_path, 5_250_000)
-    meter.stop()
-    assert meter.joules["cpu"] == pytest.approx(2.75)
-    assert meter.counters == ["intel-rapl:0 (RAPL)"]
-
-
-def test_energy_is_not_guessed(tmp_path):
-    meter = energy.Meter(tmp_path)
-    meter.start()
-    meter.stop()
-    assert meter.joules["cpu"] is None
-    assert meter.counters == []
 
 
 def test_memory_on_a_cpu():

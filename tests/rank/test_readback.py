@@ -1,7 +1,11 @@
 """What is asked for is what is trained: whatever a framework quietly changes ends the run before its first step."""
 
 import copy
+import math
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -9,6 +13,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
+from lockstep import paths
 from lockstep.config import reading
 from lockstep.errors import RunFailed
 from lockstep.model.optimizer import make_optimizer, make_schedule
@@ -67,6 +72,67 @@ def test_convolutions_in_fewer_bits(prepared):
     torch.backends.cudnn.allow_tf32 = True
     with pytest.raises(RunFailed, match="tf32_convolutions: the row asks for False, but single uses True"):
         readback.check(strategy, asked)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "notes"),
+    [
+        ([1.0, 2.0], []),
+        ([math.inf, 1.0, math.nan], ["the gradients of 2 of 3 steps overflowed in fp16: these changed no weights"]),
+    ],
+)
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_steps_that_loss_scaling_left_out_are_noted(prepared, gradients, notes, clip):
+    strategy = in_fp16(prepared, clip)
+    for gradient in gradients:
+        step_along(strategy, gradient)
+    assert readback.skipped(strategy, "fp16", len(gradients)) == notes
+    assert readback.skipped(strategy, "fp32", len(gradients)) == []  # nothing is left out there
+
+
+def test_a_run_whose_steps_were_all_left_out_fails(prepared):
+    strategy = in_fp16(prepared, clip=1.0)
+    for _ in range(3):
+        step_along(strategy, math.inf)
+    with pytest.raises(RunFailed, match="the gradients of all 3 steps overflowed in fp16, so none changed the weights"):
+        readback.skipped(strategy, "fp16", 3)
+
+
+def in_fp16(prepared, clip):
+    plain, asked = prepared
+    asked = replace(asked, precision="fp16", train=replace(asked.train, clip=clip))
+    strategy = single.Strategy(asked)
+    strategy.start()
+    strategy.set_up(plain.module, lambda wrapped: make_optimizer(wrapped, asked.train))
+    return strategy
+
+
+def step_along(strategy, gradient):
+    strategy.scaler.scale(torch.ones(1))  # as before each backward pass
+    for parameter in strategy.module.parameters():
+        parameter.grad = torch.full_like(parameter, gradient)
+    strategy.step()
+
+
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_matrix_products_in_fewer_bits(prepared, precision):
+    """As a model's own code may ask for them."""
+    strategy, asked = prepared
+    torch.set_float32_matmul_precision(precision)
+    with pytest.raises(RunFailed, match=f"matmul_precision: the row asks for highest, but single uses {precision}"):
+        readback.check(strategy, asked)
+    single.Strategy(asked)  # the next row does not inherit it
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_an_image_of_nvidia_s_does_not_make_fp32_tf32():
+    """In those PyTorch begins with matrix products in TensorFloat-32, by a variable."""
+    program = "import torch\nfrom lockstep.strategies import single\nbefore = torch.get_float32_matmul_precision()\n"
+    program += "single.allow_tf32(False)\nprint(before, torch.get_float32_matmul_precision())"
+    variables = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1", "PYTHONPATH": str(paths.SCRIPTS)}
+    command = [sys.executable, "-c", program]
+    said = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["high", "highest"]
 
 
 def test_another_optimizer(prepared):

@@ -395,6 +395,7 @@ ABOUT = {
     "Python": "3.11.7",
     "packages": {"torch": "2.13.0"},
     "settings": {"hardware": {"devices": 2}},
+    peers.GPUS: "NVIDIA H100 80GB HBM3",
     "files": {"plan": "1", "weights": "2"},
     "host": "h1",
 }
@@ -407,6 +408,11 @@ ABOUT = {
         ({"packages": {}}, 0, "packages.torch is missing on node 1"),
         ({"settings": {"hardware": {"devices": 4}}}, 0, "settings.hardware.devices is 4 on node 1, but 2"),
         ({"files": {"plan": "1", "weights": "3"}}, 0, "files.weights is 3 on node 1, but 2 on node 0"),
+        (
+            {peers.GPUS: "NVIDIA A100-SXM4-80GB"},
+            0,
+            "the model of its GPUs is NVIDIA A100-SXM4-80GB on node 1, but NVIDIA H100 80GB HBM3 on node 0 (h1). Take",
+        ),
         ({"Lockstep's code": "abd"}, 0, "Lockstep's code is abd on node 1"),
         ({}, -3600, "the clock of node 1 differs from node 0's by -3600 s"),
     ],

@@ -19,7 +19,7 @@ import pytest
 from lockstep import paths
 from lockstep.config import reading
 from lockstep.errors import BadInput, RunFailed
-from lockstep.run import coordination, follower, peers
+from lockstep.run import coordination, follower, peers, runs
 from tests.run.test_coordination import no_process_is_left, wait_for
 
 NODES = {"device": "cpu", "nodes": 3, "processes": 1, "oversubscribe": True, "endpoint": "127.0.0.1", "timeout": 5}
@@ -141,6 +141,19 @@ def test_a_node_that_is_stopped_is_named_after_the_silence(lead, others, monkeyp
     lead.over(1, "the run was ended")
     others[1].send_signal(signal.SIGCONT)
     assert [process.communicate(timeout=10)[0] for process in others] == ["the run was ended\n"] * 2
+
+
+def test_nodes_wait_while_node_0_looks_through_large_states(lead, tmp_path, monkeypatch):
+    """To hash those of a model of 7B takes longer than the silence after which a node counts as gone."""
+    impatient = FOLLOWING.replace("lead = ", "peers.SILENCE = 2.0\nlead = ", 1)
+    with started(impatient, str(tmp_path), "1") as other:
+        lead_until(lead, lambda: 1 in lead.joined)
+        monkeypatch.setattr(lead, "meet", lambda: None)
+        monkeypatch.setattr(runs.saved, "find", lambda *_: time.sleep(5))
+        config = reading.parse({"hardware": NODES, "rows": {"x": {"strategy": "ddp"}}})
+        runs._settle(runs.Assignment(config, config.rows["x"], 1, tmp_path, None, None, lead))
+        lead.over(0, "done")
+        assert other.communicate(timeout=10)[0] == "done\n"
 
 
 def test_what_a_node_told_before_it_ended_is_the_reason(lead, tmp_path):

@@ -164,3 +164,25 @@ def test_a_signal_in_the_midst_of_a_fork_is_not_lost(tmp_path):
         check=False,
     )
     assert done.stdout == "interrupted\n", done.stderr
+
+
+def test_a_process_that_the_kernel_does_not_end_is_named_and_not_waited_for():
+    """It waits for a GPU's driver, or for a file system that is gone; here its signals are withheld from it."""
+    program = """
+    import subprocess, sys
+    from lockstep.errors import RunFailed
+    from lockstep.run import processes
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    processes._signal = lambda *_: None
+    processes.lifetime.GRACE_SECONDS = processes.KILLED_SECONDS = 0.1
+    try:
+        processes.end_descendants()
+    except RunFailed as error:
+        print(str(child.pid) in str(error), error)
+    child.kill()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    ended = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(SCRIPTS)}, capture_output=True, text=True, timeout=50, check=True
+    )
+    assert ended.stdout.startswith("True processes of the run can't be ended: ")

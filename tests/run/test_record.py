@@ -6,6 +6,7 @@ import re
 import shutil
 import stat
 from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from safetensors.torch import save_file
 from lockstep import files, paths
 from lockstep.data import plan
 from lockstep.errors import BadInput, RunFailed
-from lockstep.run import facts, record, record_files
+from lockstep.run import facts, record, record_files, summing
 from lockstep.run.ledger import check_ledger, gather_ledger, gather_steps, write_steps
 from lockstep.run.progress import RankFiles
 from tests import made
@@ -33,6 +34,26 @@ def written(tmp_path, shares):
         rank_files.event("run_stop")
         rank_files.write({}, np.full(PLAN.steps, 0.5 + rank))
     return gather_ledger(tmp_path, 2)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "together", "dropout", "noted"),
+    [
+        ([5, 6, 7, 8], 1, [0.1], []),
+        ([5, 5, 6, 6], 2, [0.1], []),  # the ranks of a replica drop the same units
+        ([5, 5, 5, 5], 4, [0.1], []),
+        ([5, 5, 5, 5], 1, [0.0, 0.1], [4]),
+        ([5, 5, 5, 6], 1, [0.1], [4]),
+        ([5, 6, 5, 6], 2, [0.1], [2]),
+        ([5, 5], 1, [0.0], []),
+        ([5, 5], 1, [], []),
+    ],
+)
+def test_replicas_that_drop_the_same_units_are_noted(seeds, together, dropout, noted):
+    """As where a script of one's own sets a seed, alike on all ranks; a proof, without dropout, can't see it."""
+    ranks = [SimpleNamespace(seed=seed, settings={"dropout": dropout}) for seed in seeds]
+    told = summing.same_seeds(SimpleNamespace(ranks_per_replica=together), ranks)
+    assert [note.partition(" replicas")[0] for note in told] == [f"of its {number}" for number in noted]
 
 
 def test_the_seconds_of_each_step_are_kept_by_rank(tmp_path):

@@ -85,6 +85,16 @@ def test_static_widths_are_few():
     assert widths == [16, 16, 32, 40]
 
 
+@pytest.mark.parametrize(("device", "noted"), [("cpu", False), ("cuda", True)])
+def test_memory_that_is_not_counted_within_cuda_graphs_is_noted(device, noted):
+    made = strategy(compile="static")
+    made.module = made.model = model()
+    made.world = replace(made.world, device=torch.device(device))
+    made.wrap()
+    assert [note for note in made.notes if "reserved_memory_mb has it" in note] == made.notes[: int(noted)]
+    assert bool(made.notes) == noted
+
+
 @pytest.mark.parametrize("compiled", ["dynamic", "static"])
 def test_reading_the_precision_leaves_a_compiled_model_whole(monkeypatch, compiled):
     """A hook that takes itself away would break the graph into pieces, which stay."""

@@ -38,8 +38,10 @@ def main() -> None:
     from lockstep.model import attention, models
     from lockstep.model.optimizer import make_optimizer, make_schedule
     from lockstep.rank import bare
+    from lockstep.strategies.single import allow_tf32
 
     torch.set_num_threads(row.hardware.threads)
+    allow_tf32(row.options.get("tf32", False))
     torch.manual_seed(row.train.seed)
     plan = Plan.load(paths.require(paths.plan_file(arguments.results, row.plan_name), "plan.py"))
     device = torch.device(row.hardware.device)

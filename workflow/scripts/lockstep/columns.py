@@ -106,6 +106,9 @@ def _each(values: Callable[[Tested], list], between: str) -> Callable[[Tested], 
 
 
 def _energy(run: Tested) -> float | None:
+    """What GPUs and CPUs counted; None if none did, or if GPUs trained and did not: a CPU's energy is not the run's."""
+    if run.memory_by_gpu and run.energy.gpu_joules is None:
+        return None
     joules = [each for each in (run.energy.gpu_joules, run.energy.cpu_joules) if each is not None]
     return sum(joules) if joules else None
 

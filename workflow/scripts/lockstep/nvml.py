@@ -134,7 +134,9 @@ def joules(handle) -> float | None:
 def state(number: int, handle) -> dict:
     """A GPU's current state: utilisation in percent, clock of its multiprocessors, memory used by all processes."""
     memory, rates = ask("nvmlDeviceGetMemoryInfo", handle), ask("nvmlDeviceGetUtilizationRates", handle)
-    reasons = ask("nvmlDeviceGetCurrentClocksEventReasons", handle) or 0
+    reasons = ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
+    if reasons is None:  # drivers before 535 have the earlier name only
+        reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0
     return {
         "gpu": number,
         "utilisation": None if rates is None else rates.gpu,

@@ -15,6 +15,9 @@ CPU = Path("/sys/devices/system/cpu")
 DMI = Path("/sys/class/dmi/id")  # the machine's vendor and model, from its firmware or virtual machine
 UNKNOWN_KIND = "of unknown kind"  # for a virtual machine without a vendor name
 KFD = Path("/sys/class/kfd/kfd/topology/nodes")  # Linux's driver of AMD's GPUs: a folder for each CPU and GPU
+# Environment variables for finding errors, which make rows slower, with the values that do not.
+SLOWING = {"TORCH_DISTRIBUTED_DEBUG": ("", "OFF")}
+SLOWING_ON_GPUS = SLOWING | dict.fromkeys(("CUDA_LAUNCH_BLOCKING", "TORCH_NCCL_BLOCKING_WAIT"), ("", "0"))
 # Environment variables that change speed or numbers. Only these are recorded, so that no secret is.
 VARIABLES = [
     "OMP_NUM_THREADS",
@@ -33,8 +36,18 @@ VARIABLES = [
     "NCCL_SOCKET_IFNAME",
     "GLOO_SOCKET_IFNAME",
     "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "NVIDIA_TF32_OVERRIDE",
+    *SLOWING_ON_GPUS,
     "LD_PRELOAD",
 ]
+
+
+def slowing(device: str) -> list[str]:
+    """The variables that are set here to slow down rows on `device` (cpu or cuda), as NAME=VALUE."""
+    harmless = SLOWING_ON_GPUS if device == "cuda" else SLOWING
+    given = {name: os.environ.get(name, "") for name in harmless}
+    return [f"{name}={value}" for name, value in given.items() if value.upper() not in harmless[name]]
 
 
 def cpu_cores() -> int:

@@ -1,5 +1,7 @@
 """Energy, if the devices themselves count it; it is never estimated from power ratings."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -7,43 +9,61 @@ import torch
 from lockstep import nvml
 
 POWERCAP = Path("/sys/class/powercap")  # Linux's powercap interface: Intel's and AMD's RAPL counters
+OFTEN = 20.0  # seconds after which `look` reads the packages' counters: AMD's wrap after 65 kJ, some four minutes
+MOST_WATTS = 1000.0  # no package draws more; so a counter wraps at most once in its range divided by this
+
+Counters = list[tuple[float, float]]  # the joules of each, and the value at which it wraps
 
 
 class Meter:
     """The joules that this machine's devices used between `start` and `stop`, summed over all such periods.
 
-    gpu: the GPUs that this process sees (NVML counts energy since Volta).
-    cpu: all CPU packages (RAPL). Each is None if the device does not count, or if this user may not read the counter.
+    gpu: the GPUs that this process sees (NVML counts energy since Volta), if it trains on GPUs.
+    cpu: all CPU packages (RAPL). Each is None if a device did not count in one of the periods, if this user may not
+    read its counter, or if that may have wrapped unseen: a part is never told as the whole.
     counters: the names of the counters in these sums.
     """
 
-    def __init__(self, powercap: Path = POWERCAP):
-        self.joules: dict[str, float | None] = {"gpu": None, "cpu": None}
+    def __init__(self, device: torch.device, powercap: Path = POWERCAP, now: Callable[[], float] = time.perf_counter):
+        self.now = now
+        self.joules: dict[str, float | None] = {"gpu": 0.0, "cpu": 0.0}
         self.counters: list[str] = []
-        self.packages = sorted(powercap.glob("intel-rapl:?"))  # intel-rapl:0:1 and similar ones are parts of these
-        self.gpus = gpu_handles()
+        self.packages = [zone for zone in sorted(powercap.glob("intel-rapl:*")) if _is_package(zone)]
+        self.gpus = gpu_handles() if device.type == "cuda" else []
 
     def start(self) -> None:
-        self.began = {"gpu": self._gpus(), "cpu": self._packages()}
+        self.began = {kind: self._read(kind) for kind in self.joules}
+
+    def look(self) -> None:
+        """Called in each step, because a package's counter may wrap several times from start to stop."""
+        if self.packages and self.joules["cpu"] is not None and self.now() - self.began["cpu"][0] > OFTEN:
+            self._add("cpu")
 
     def stop(self) -> None:
-        now = {"gpu": self._gpus(), "cpu": self._packages()}
-        for kind, before in self.began.items():
-            if before is not None and now[kind] is not None:
-                used = sum((b - a) % wrap for (a, wrap), (b, _) in zip(before, now[kind], strict=True))
-                self.joules[kind] = (self.joules[kind] or 0.0) + used
+        for kind in self.joules:
+            self._add(kind)
         self.counters = []
         if self.joules["gpu"] is not None:
             self.counters += [f"GPU {number} (NVML)" for number in range(len(self.gpus))]
         if self.joules["cpu"] is not None:
             self.counters += [f"{package.name} (RAPL)" for package in self.packages]
 
-    def _gpus(self) -> list[tuple[float, float]] | None:
+    def _add(self, kind: str) -> None:
+        """Add what was counted since `start`, or since the last call of this."""
+        (at, before), (now, counters) = self.began[kind], self._read(kind)
+        self.began[kind] = now, counters
+        self.joules[kind] = _added(self.joules[kind], before, counters, now - at)
+
+    def _read(self, kind: str) -> tuple[float, Counters | None]:
+        """The time, and what a kind of device has counted; None if one of them can't tell."""
+        return self.now(), self._gpus() if kind == "gpu" else self._packages()
+
+    def _gpus(self) -> Counters | None:
         """The joules of each GPU since its driver was loaded, and the value at which its counter wraps: never."""
         joules = [nvml.joules(gpu) for gpu in self.gpus]
         return [(each, float("inf")) for each in joules] if joules and None not in joules else None
 
-    def _packages(self) -> list[tuple[float, float]] | None:
+    def _packages(self) -> Counters | None:
         """The joules of each CPU package, and the value at which its counter wraps."""
         try:
             return [
@@ -52,6 +72,21 @@ class Meter:
             ] or None
         except OSError:  # on most systems only root can read it
             return None
+
+
+def _added(joules: float | None, before: Counters | None, now: Counters | None, seconds: float) -> float | None:
+    """`joules`, and what the counters have counted in these seconds; None if one of them can't tell."""
+    if joules is None or before is None or now is None or any(seconds * MOST_WATTS > wrap for _, wrap in now):
+        return None
+    return joules + sum((b - a) % wrap for (a, wrap), (b, _) in zip(before, now, strict=True))
+
+
+def _is_package(zone: Path) -> bool:
+    """Whether a zone of RAPL is a CPU package. Its parts are counted in it, and the platform (psys) counts it again."""
+    try:
+        return (zone / "name").read_text().startswith("package")
+    except OSError:
+        return False
 
 
 def gpu_handles() -> list:

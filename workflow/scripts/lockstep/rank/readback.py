@@ -33,8 +33,9 @@ def check(strategy: Strategy, asked: Settings, inputs: dict | None = None) -> di
     actual |= {"optimizer": strategy.algorithm(_innermost(strategy.optimizer)), "device": strategy.world.device.type}
     if asked.dropout is not None:
         wanted["dropout"], actual["dropout"] = [asked.dropout], live["dropout"] or [asked.dropout]
-    wanted["tf32_convolutions"] = asked.options.get("tf32", False)
-    actual["tf32_convolutions"] = live["tf32_convolutions"]
+    tf32 = asked.options.get("tf32", False)
+    wanted |= {"tf32_convolutions": tf32, "float32_matmul_precision": "high" if tf32 else "highest"}
+    actual |= {"tf32_convolutions": live["tf32_convolutions"], "float32_matmul_precision": live["matmul"]}
     wanted |= (updates := lora.asked(asked.train))
     actual |= {name: live["lora"].get(name) for name in updates}
     for number, group in enumerate(live["groups"]):
@@ -129,6 +130,24 @@ def check_rate(strategy: Strategy, asked: Settings, factor: Callable[[int], floa
 def live_rate(strategy: Strategy) -> float:
     """The learning rate of the optimizer that steps; all its groups have the same one."""
     return _innermost(strategy.optimizer).param_groups[0]["lr"]
+
+
+def skipped(strategy: Strategy, precision: str, steps: int) -> list[str]:
+    """A note if some of all `steps` changed no weights, because their gradients overflowed, as fp16 allows.
+
+    An optimizer that does not count its own steps, such as SGD, tells nothing. Raises RunFailed if no step changed any.
+    """
+    if not precisions.of(precision).scaled:
+        return []
+    states = _innermost(strategy.optimizer).state.values()
+    taken = int(max((float(state["step"]) for state in states if "step" in state), default=steps))
+    if not taken:
+        raise RunFailed(
+            f"the gradients of all {steps} steps overflowed in {precision}, so none changed the weights; set precision"
+            " to bf16 or fp32"
+        )
+    note = f"the gradients of {steps - taken} of {steps} steps overflowed in {precision}: these changed no weights"
+    return [note] if taken < steps else []
 
 
 def _innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -240,6 +240,8 @@ class Replay:
         self.done += 1
         self.training.progress.step()
         self.loss_log.step_done()
+        if self.training.meter:
+            self.training.meter.look()
         if self.training.profiler:
             self.training.profiler.step_done(step)
         evaluated, saved = self.dev_split.due(self.done), self.resumption.due(self.done)

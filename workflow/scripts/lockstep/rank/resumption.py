@@ -167,8 +167,8 @@ class Resumption:
         for ledger in ledgers:
             training.files.take_over(ledger["ledger_steps"].numpy(), ledger["ledger_ids"].numpy())
         training.files.events = plain["events"] + training.files.events
-        if training.meter:
-            training.meter.joules |= plain["joules"]
+        if training.meter and world.rank == 0:
+            training.meter.joules = joules_until(folder)
         training.clock.restore(tensors["seconds"].numpy(), plain["train_seconds"], plain["evaluation_seconds"])
         replay.dev_split.history = plain["dev"]
         if plain["best"] is not None:
@@ -195,6 +195,16 @@ class Resumption:
 def ranks_of(folder: Path) -> int:
     """The number of ranks that saved the state in `folder`."""
     return len(list(folder.glob("rank-*.json")))
+
+
+def joules_until(folder: Path) -> dict[str, float | None]:
+    """What all machines together had counted when the state in `folder` was saved; None if one of them can't tell.
+
+    The first rank takes over all of it, because the run may go on on other machines, or on more or fewer of them.
+    """
+    every = [read_json(_plain_file(folder, rank))["joules"] for rank in range(ranks_of(folder))]
+    by_kind = {kind: [joules[kind] for joules in every if joules] for kind in ("gpu", "cpu")}
+    return {kind: None if None in joules else sum(joules) for kind, joules in by_kind.items()}
 
 
 def draw_anew(training, step: int) -> None:

@@ -27,7 +27,7 @@ from lockstep.data.plan import Plan
 from lockstep.errors import RunFailed
 from lockstep.files import atomic_file, read_json, write_json
 from lockstep.model import attention, lora, models
-from lockstep.rank import checkpoint, environment, memory
+from lockstep.rank import checkpoint, environment, memory, readback
 from lockstep.rank.clock import Clock
 from lockstep.rank.dev_split import DevSplit
 from lockstep.rank.energy import Meter
@@ -203,7 +203,7 @@ class Run:
                 write_json(training.folder / name, content)
         checkpoint.barrier(strategy)
         if strategy.world.local_rank == 0:
-            training.meter = Meter()
+            training.meter = Meter(strategy.world.device)
         pids = training.workers.pids if training.workers else []
         training.gauge = memory.Gauge(strategy.world.device, pids)
         training.clock.part("data")
@@ -217,6 +217,7 @@ class Run:
         """Write the results, after all steps are trained. Call on every rank."""
         training, strategy, replay = self.training, self.training.strategy, self.replay
         training.files.event("run_stop")
+        strategy.notes += readback.skipped(strategy, training.settings.precision, replay.steps)
         if strategy.world.rank == 0:
             live = replay.live_settings
             ran = {"asked": training.train.attention, "allowed": live["attention_allowed"]}

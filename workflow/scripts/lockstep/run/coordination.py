@@ -11,6 +11,7 @@ other node must reach before anything starts.
 
 import contextlib
 import secrets
+import threading
 import time
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from lockstep.errors import BadInput, RunFailed, RunSaved
 from lockstep.run import lifetime
 from lockstep.run.addresses import Rendezvous, endpoint, host_names, listening, own_address, read_hosts
 from lockstep.run.peers import (
+    BEAT,
     CALLING,
     DONE,
     FAILED,
@@ -103,6 +105,24 @@ class Lead:
                     " must be open for them."
                 )
             time.sleep(POLL)
+
+    @contextlib.contextmanager
+    def beating(self):
+        """Beat while the block runs, which may read large files for longer than the other nodes wait for a sign."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(BEAT):
+                for node in self.joined.values():
+                    node.beat()
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     def begin(self) -> None:
         """Tell the others to start, when this node starts."""

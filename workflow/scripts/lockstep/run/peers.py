@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 
 from lockstep import paths
-from lockstep.config import registry
+from lockstep.config import machine, registry
+from lockstep.config.hardware import training_gpus
 from lockstep.config.nested import ABSENT, differing
 from lockstep.config.row import Row
 from lockstep.files import hash_file, hash_text
@@ -35,6 +36,7 @@ CLOCK_TOLERANCE = 10.0  # seconds by which two nodes' clocks may differ, as they
 # The phases of a run that a node's status reports.
 CALLING, READY, TRAINING, DONE, FAILED, OVER = "calling", "ready", "training", "done", "failed", "over"
 PACKAGES = ("torch", "numpy", "transformers", "safetensors")  # besides those that the row's strategy needs
+GPUS = "the model of its GPUs"
 
 
 class Peer:
@@ -201,6 +203,7 @@ def describe(row: Row, results: Path, at: str, interface: str) -> dict:
         "Python": platform.python_version(),
         "packages": packages,
         "settings": row.settings().of_row(),
+        GPUS: "" if row.asked.mixed_gpus else ", ".join(machine.gpu_kinds(training_gpus(row.hardware))),
         "files": {name: _hash(path) for name, path in files.items()},
         "time": time.time(),  # last, as hashing may take long
     }
@@ -221,10 +224,11 @@ def difference(ours: dict, theirs: dict, name: str, ahead: float) -> str:
 
     ahead: by how many seconds the other node's clock is ahead.
     """
-    same = ("results folder", "Lockstep's code", "Python", "packages", "settings", "files")
+    same = ("results folder", "Lockstep's code", "Python", "packages", "settings", GPUS, "files")
     for label, here, there in differing({key: ours[key] for key in same}, {key: theirs.get(key) for key in same}):
         here, there = ("missing" if value is ABSENT else value for value in (here, there))
-        return f"{label} is {there} on {name}, but {here} on node 0 ({ours['host']}). Make them the same."
+        remedy = "Take equal ones, or set hardware.mixed_gpus: true" if label == GPUS else "Make them the same"
+        return f"{label} is {there} on {name}, but {here} on node 0 ({ours['host']}). {remedy}."
     if abs(ahead) > CLOCK_TOLERANCE:
         return f"the clock of {name} differs from node 0's by {ahead:+.0f} s. Set both from one source, such as NTP."
     return ""

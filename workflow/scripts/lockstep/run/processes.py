@@ -22,6 +22,7 @@ import psutil
 from tqdm import tqdm
 
 from lockstep import paths
+from lockstep.errors import RunFailed
 from lockstep.run import lifetime
 from lockstep.run.fork import Fork
 from lockstep.run.lifetime import die_with_parent, libc
@@ -32,6 +33,7 @@ POLL_SECONDS = 0.2
 ENDING = (signal.SIGINT, signal.SIGTERM)
 # The time that a launcher has to end the other ranks after one has failed; torchrun and DeepSpeed's take up to 30 s.
 LAUNCHER_SECONDS = 5
+KILLED_SECONDS = 120  # after SIGKILL; to free a large memory takes some, and more means that the kernel is stuck
 STARTUP_SECONDS = 120  # the least timeout before every rank has done a step, as imports and loading take time
 LOG_EVERY = 0.1  # the share of all steps after which the log gets a line
 
@@ -268,11 +270,20 @@ def _status(pid: int) -> str | None:
 
 
 def end_descendants() -> None:
-    """End all descendants of this process: by SIGTERM, and after GRACE_SECONDS by SIGKILL."""
+    """End all descendants of this process: by SIGTERM, and after GRACE_SECONDS by SIGKILL.
+
+    Raises RunFailed if one does not end, because it waits in the kernel for a device or for files of another machine.
+    """
     deadline = time.perf_counter() + lifetime.GRACE_SECONDS
     signalled = set()
     while descendants := [child for child in psutil.Process().children(recursive=True) if _alive(child.pid)]:
         late = time.perf_counter() > deadline
+        if time.perf_counter() > deadline + KILLED_SECONDS:
+            there = ", ".join(str(child.pid) for child in descendants)
+            raise RunFailed(
+                f"processes of the run can't be ended: {there}. They wait in the kernel, for a GPU's driver or for a"
+                " file system that does not answer; dmesg may tell which"
+            )
         for child in descendants:
             if late or child.pid not in signalled:
                 signalled.add(child.pid)

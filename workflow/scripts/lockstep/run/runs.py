@@ -14,7 +14,7 @@ from lockstep import nvml, paths
 from lockstep.config import launchers
 from lockstep.config.configuration import Config
 from lockstep.config.hardware import busy_cores, training_gpus
-from lockstep.config.machine import built_for_amd, cpu_cores
+from lockstep.config.machine import built_for_amd, cpu_cores, slowing
 from lockstep.config.row import Row, times_trained
 from lockstep.config.settings import Settings
 from lockstep.data import prepared
@@ -169,10 +169,11 @@ def _settle(assignment: Assignment) -> Attempt:
             f"{data} was prepared with another task, data, model or train.seed than this configuration's; to train with"
             " this configuration, run prepare.py and plan.py with it"
         )
-    state = saved.find(folder, settings, plan, notes.append)
-    if assignment.resume and assignment.resume.resolve() != folder.resolve():
-        other = saved.find_elsewhere(assignment.resume, settings, plan)
-        state = max(filter(None, [state, other]), key=lambda state: state.name)
+    with assignment.lead.beating() if assignment.lead else contextlib.nullcontext():  # states are hashed
+        state = saved.find(folder, settings, plan, notes.append)
+        if assignment.resume and assignment.resume.resolve() != folder.resolve():
+            other = saved.find_elsewhere(assignment.resume, settings, plan)
+            state = max(filter(None, [state, other]), key=lambda state: state.name)
     settings = replace(settings, saved=str(state) if state else "")
     return Attempt(**vars(assignment), settings=settings, state=state, rendezvous=rendezvous, notes=notes)
 
@@ -263,6 +264,8 @@ def _before(row: Row, others: list[dict]) -> list[str]:
         )
     if row.hardware.device == "cuda" and built_for_amd():
         notes.append("its GPUs are AMD's: other processes on them, clocks, utilisation and energy are not recorded")
+    if variables := slowing(row.hardware.device):
+        notes.append(f"its times are longer than without {', '.join(variables)}, which is for finding errors")
     for note in notes:
         print(f"warning: {row.name}: {note}", file=sys.stderr, flush=True)
     hardware = row.hardware
@@ -332,7 +335,7 @@ def _train(attempt: Attempt, others: list[int]) -> dict:
     summary["departed"] = summing.departed(row, ledger, plan, ranks)
     if summary["departed"] and not row.may_depart:
         raise OtherWork(summary["departed"][0])
-    summary["notes"] += summary["departed"]
+    summary["notes"] += summary["departed"] + summing.same_seeds(row, ranks)
     if any(status["watch"] is None for status in statuses):
         summary["notes"].append(
             "the other machines were not watched, because its launcher starts their ranks from the first one"

@@ -44,6 +44,20 @@ def departed(row: Row, ledger: dict, plan: Plan, ranks: list[RankSummary]) -> li
     return [reason for reason in dict.fromkeys(said) if reason]
 
 
+def same_seeds(row: Row, ranks: list[RankSummary]) -> list[str]:
+    """A note if replicas drop the same units, because something has given their ranks one seed.
+
+    A trial has no dropout, so no proof can see it. Ranks that hold a replica together are neighbours, and share a seed.
+    """
+    seeds = [rank.seed for rank in ranks[:: row.ranks_per_replica]]
+    if len(set(seeds)) == len(seeds) or not any(ranks[0].settings["dropout"]):
+        return []
+    return [
+        f"of its {len(seeds)} replicas some have the same seed for dropout, and drop the same units: something sets a"
+        " seed after the model is made"
+    ]
+
+
 def _clock(ranks: list[RankSummary]) -> Clock:
     clocks = [rank.clock for rank in ranks]
     names = [each.name for each in fields(Clock) if each.name.endswith(("_seconds", "_median"))]

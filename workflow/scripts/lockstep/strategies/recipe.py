@@ -45,8 +45,6 @@ class Strategy(ddp.Strategy):
         return self.processes > 1  # DDP would copy the gradients of one process for nothing
 
     def set_up(self, model, make_optimizer):
-        if self.options["tf32"]:
-            torch.set_float32_matmul_precision("high")
         super().set_up(model, lambda _: make_optimizer(self.trained))
         if self.weights_in_bf16:
             self.optimizer = MasterWeights(self.optimizer, self.trained, self.module, self.clip)
@@ -66,6 +64,8 @@ class Strategy(ddp.Strategy):
             compiling.compile_dynamic(self.model)
         elif self.options["compile"] == "static":
             compiling.compile_static(self.model, self.world.device)
+            if self.world.device.type == "cuda":  # the allocator does not run when a graph is replayed
+                self.notes.append("its peak memory leaves out that within CUDA graphs; reserved_memory_mb has it")
         if self.joins_group():
             super().wrap()
             if self.weights_in_bf16:

@@ -40,8 +40,7 @@ class Strategy:
         self.clip, self.accumulation = settings.train.clip, settings.train.accumulation
         self.sample: dict[str, np.ndarray] = {}  # one sample of the training split, as the split's `batch` returns it
         self.notes: list[str] = []  # what a reader of the table must know about this row
-        # By default cuDNN computes convolutions in fp32 with 10 bits of precision.
-        torch.backends.cudnn.allow_tf32 = settings.options.get("tf32", False)
+        allow_tf32(settings.options.get("tf32", False))
         self.files: dict[str, dict] = {}  # its framework's configuration, kept as JSON beside the record
 
     def lead(self, session) -> None:
@@ -276,6 +275,15 @@ class Strategy:
 def padded(samples, ids: np.ndarray, width: int) -> dict[str, np.ndarray]:
     """Samples `ids` of a split, padded to `width`."""
     return samples.batch(ids, width)
+
+
+def allow_tf32(allowed: bool) -> None:
+    """Whether GPUs may multiply fp32 matrices, and compute convolutions, in TensorFloat-32, with 10 bits of precision.
+
+    By default PyTorch does so for convolutions, and in NVIDIA's images (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE) for both.
+    """
+    torch.backends.cudnn.allow_tf32 = allowed
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager:
