@@ -39,3 +39,10 @@ def test_later_repetitions_copy_the_test_of_the_first_one_and_it_copies_none(rep
 def test_a_test_is_not_copied_where_anything_else_decided_it(repetition, other):
     repetition(1)
     assert evaluate.tested_twin(repetition(2, **other)) is None
+
+
+def test_a_run_that_has_not_ended_copies_no_test(repetition):
+    repetition(1)
+    second = repetition(2)
+    (second / paths.RECORD).unlink()
+    assert evaluate.tested_twin(second) is None

@@ -83,6 +83,11 @@ def test_texts_that_differ_in_blanks_alone_are_one(tmp_path):
     assert split(tmp_path, rows, join_blanks=False)[1]["duplicates_removed"] == 2
 
 
+def test_a_letter_that_is_composed_of_two_makes_no_other_text(tmp_path):
+    rows = [[f"café {number}", number % 2] for number in range(60)] + [["cafe\u0301 7", 1]]
+    assert split(tmp_path, rows)[1]["duplicates_removed"] == 1
+
+
 def test_where_names_are_numbers_numbers_are_names(tmp_path):
     """They are not taken for positions: 0 would be the first name, and mixed with its texts."""
     rows = [[f"文{number}", number % 3] for number in range(60)]
@@ -95,6 +100,16 @@ def test_a_label_without_a_text_is_noted(tmp_path):
     rows = [[f"文{number}", number % 2] for number in range(60)]
     assert split(tmp_path, rows, labels=["a", "b", "c"])[1]["notes"] == [
         "no text has the label c, which counts as 0 in every macro-F1"
+    ]
+
+
+def test_a_split_without_a_rare_label_is_noted(tmp_path):
+    """Of 3 texts a tenth is none, so the label is in neither split's macro-F1."""
+    labels = ["a"] * 34 + ["b"] * 34 + ["c"] * 3 + ["d"] * 29
+    summary = split(tmp_path, [[f"文{number}", label] for number, label in enumerate(labels)], labels=None)[1]
+    assert [part["labels"]["c"] for part in summary["splits"].values()] == [3, 0, 0]
+    assert summary["notes"] == [
+        f"no text of the {part} split has the label c, which counts as 0 in its macro-F1" for part in ("dev", "test")
     ]
 
 

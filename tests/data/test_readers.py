@@ -244,6 +244,8 @@ def test_labels_of_a_data_set_that_names_them_are_its_names(tmp_path):
     Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "a.parquet")
     assert read(tmp_path, hub=str(tmp_path), revision="main") == [("a", "pos"), ("b", "neg")]
     assert read(tmp_path, hub=str(tmp_path), revision="main", labels=["-", "+"]) == [("a", "1"), ("b", "0")]
+    # The same names in another order are names, not other names for the numbers.
+    assert read(tmp_path, hub=str(tmp_path), revision="main", labels=["pos", "neg"]) == [("a", "pos"), ("b", "neg")]
     Dataset.from_dict({"text": ["a"], "label": [-1]}, features=features).to_parquet(tmp_path / "a.parquet")
     with pytest.raises(BadInput, match="row 1: has no label"):
         read(tmp_path, hub=str(tmp_path), revision="main")

@@ -23,6 +23,8 @@ from lockstep.data.tokens import Tokens
 from lockstep.errors import BadInput
 from lockstep.files import read_json
 from lockstep.model import encoders, models, padding
+from lockstep.tasks._classification import probabilities
+from lockstep.tasks.text_classification import Task
 from tests.data.test_data import scratch
 
 TEXTS = ["a good day it was", "bad", "so good and so bad a day", "it was bad"] * 3
@@ -164,6 +166,33 @@ def test_a_model_and_its_tokenizer_pad_alike(tmp_path, of_model, of_tokenizer, p
         [f"{tmp_path} {said}"] if said else []
     )
     assert padding.influence(model, samples(tokenizer)) == 0
+
+
+@pytest.mark.parametrize("of_model", [2, None, -1])
+@pytest.mark.parametrize("of_tokenizer", [None, "<|unk|>"])
+def test_texts_for_a_model_from_elsewhere_are_padded_as_it_expects(tmp_path, of_model, of_tokenizer):
+    """Each has the scores that it has alone, though a batch pads it."""
+    gpt2(tmp_path, of_model, of_tokenizer)
+    model, task = models.load(tmp_path).eval(), Task()
+    texts = task.samples_of(tmp_path, TEXTS, model)
+    with torch.no_grad():
+        alone = [
+            model(torch.from_numpy(texts.batch(np.array([at]), texts.lengths[at])["input_ids"])) for at in range(4)
+        ]
+    expected = torch.cat([outputs.logits for outputs in alone]).softmax(dim=1)
+    assert np.allclose(probabilities(model, texts)[:4], expected, atol=1e-6)
+
+
+def test_a_model_from_elsewhere_that_can_t_take_the_texts_is_refused(tmp_path):
+    tokenizer = tokenizer_of(tmp_path / "xlnet", **BERTS)
+    torch.manual_seed(3)
+    sizes = {"vocab_size": len(tokenizer), "d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16, "pad_token_id": 0}
+    XLNetForSequenceClassification(XLNetConfig(**sizes)).save_pretrained(tmp_path / "xlnet")
+    a_bert(tmp_path / "short", max_position_embeddings=5)
+    for name, said in (("xlnet", "padding changes a text's scores"), ("short", "can't take a text of 9 tokens")):
+        model = models.load(tmp_path / name).eval()
+        with pytest.raises(BadInput, match=said):
+            Task().samples_of(tmp_path / name, TEXTS, model)
 
 
 def test_without_any_token_to_pad_with_it_is_said(tmp_path):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2ForSequenceClassification
 
 from lockstep.data import plan
 from lockstep.model import metrics
@@ -88,3 +88,9 @@ def test_the_peak_is_that_of_the_fastest_layout(monkeypatch):
     monkeypatch.setattr(metrics, "MEASURE_SECONDS", 0.01)
     assert metrics.measure_cpu_peak("fp32") > 0
     assert seen == {(True, True), (True, False), (False, True)}
+
+
+def test_the_shape_of_a_classifier_with_layers_of_gpt_2():
+    """Its linear layers have a class of their own: 3 * 8² for queries, keys and values, 8² after, and 2 * 4 * 8²."""
+    model = GPT2ForSequenceClassification(GPT2Config(vocab_size=9, n_positions=8, n_embd=8, n_layer=1, n_head=1))
+    assert metrics.Shape.of(model) == metrics.Shape(encoder=768, head=16, layers=1, width=8)

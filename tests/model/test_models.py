@@ -97,6 +97,25 @@ def test_weights_of_another_model_are_refused(tmp_path):
         encoders.initialise(scratch(name=str(tmp_path)), None, LABELS, 16, 0)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda name: None if name == "classifier.weight" else name, r"hold no classifier\.weight\. If"),
+        (
+            lambda name: f"module.{name}",
+            r"hold no bert\.embeddings\.word_embeddings\.weight and \d+ more of its weights",
+        ),
+    ],
+)
+def test_a_stored_model_that_lacks_weights_is_not_loaded(tmp_path, change, said):
+    """transformers draws those that it does not find at random, and only warns."""
+    built().save_pretrained(tmp_path)
+    held = load_file(tmp_path / "model.safetensors")
+    save_file({change(name): value for name, value in held.items() if change(name)}, tmp_path / "model.safetensors")
+    with pytest.raises(BadInput, match=said):
+        models.load(tmp_path)
+
+
 def write(folder, files: dict[str, bytes]) -> None:
     for name, content in files.items():
         (folder / name).write_bytes(content)
@@ -226,3 +245,17 @@ def test_schedules(schedule, warmup, rates):
         optimizer.step()
         stepped.step()
     assert seen == pytest.approx(rates, abs=1e-6)
+
+
+def test_labels_are_those_that_transformers_takes(tmp_path):
+    """Its version 4 left the default names of two labels out of config.json."""
+    transformers.BertConfig(vocab_size=8).save_pretrained(tmp_path / "two")
+    about = json.loads((tmp_path / "two" / "config.json").read_text())
+    about.pop("id2label", None)
+    (tmp_path / "two" / "config.json").write_text(json.dumps(about))
+    assert models.labels(tmp_path / "two") == ["LABEL_0", "LABEL_1"]
+    (tmp_path / "two" / "config.json").write_text(json.dumps(about | {"id2label": {"1": "b", "0": "a"}}))
+    assert models.labels(tmp_path / "two") == ["a", "b"]
+    (tmp_path / "two" / "config.json").write_text(json.dumps(about | {"id2label": {"0": "score"}}))
+    with pytest.raises(BadInput, match="has one output, as for regression, and no classes"):
+        models.labels(tmp_path / "two")

@@ -1,6 +1,7 @@
 """Somebody else's checkpoint is read as values only, in any nesting, and must have all tensors of the given model."""
 
 import io
+import json
 import pickle
 import subprocess
 import sys
@@ -9,9 +10,18 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertTokenizerFast,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+)
 
 from lockstep.errors import BadInput
+from lockstep.model import convnets, models, own
 from lockstep.proof import foreign
 from tests.conftest import PROJECT
 
@@ -109,6 +119,18 @@ def test_half_precision_and_what_older_versions_stored_are_told(model, theirs, t
             lambda state: state | {"classifier.weight": torch.empty(2, 8, device="meta")},
             r"theirs.pt: classifier.weight is a tensor without values \(meta\)",
         ),
+        (
+            lambda state: state | {f"module.{name}": tensor.half() for name, tensor in state.items()},
+            "holds two such models that differ, as ",
+        ),
+        (
+            lambda state: (
+                state
+                | {"classifier.weight": state["classifier.weight"].to(torch.float8_e4m3fn)}
+                | {"classifier.weight_scale_inv": torch.full((1,), 0.1)}
+            ),
+            r"theirs.pt: classifier.weight is a tensor in 8 bits, whose scale is stored elsewhere\. Dequantise",
+        ),
         (lambda state: {"encoder.weight": torch.ones(2)}, "holds no tensor called bert"),
         (lambda state: {}, "holds no tensor called bert"),
         (lambda state: torch.nn.Linear(2, 2), "can't be read as tensors only"),
@@ -119,6 +141,64 @@ def test_what_is_not_that_model_is_refused_and_nothing_is_made(change, reason, m
     with pytest.raises(BadInput, match=reason):
         foreign.convert(tmp_path / "theirs.pt", model, tmp_path / "made", None)
     assert not (tmp_path / "made").exists()
+
+
+def test_of_several_checkpoints_of_deepspeed_the_latest_is_read(model, theirs, tmp_path):
+    """Those of ZeRO stage 0 are read by themselves, without DeepSpeed's converter."""
+    for number, tag in enumerate(("global_step10", "global_step20")):
+        (tmp_path / "engine" / tag).mkdir(parents=True)
+        state = {name: tensor + number for name, tensor in theirs.items()}
+        torch.save({"module": state}, tmp_path / "engine" / tag / "mp_rank_00_model_states.pt")
+    (tmp_path / "engine" / "latest").write_text("global_step20")
+    foreign.convert(tmp_path / "engine", model, tmp_path / "made", None)
+    made = load_file(tmp_path / "made" / "model.safetensors")
+    assert all(torch.equal(made[name], theirs[name] + 1) for name in theirs)
+
+
+def test_of_several_files_with_one_model_none_is_taken_by_its_name(model, theirs, tmp_path):
+    (tmp_path / "both").mkdir()
+    save_file(theirs, tmp_path / "both" / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in theirs.items()}, tmp_path / "both" / "model_ema.safetensors")
+    with pytest.raises(BadInput, match=r"both: holds \S+ in model_ema\.safetensors and, with other values, in another"):
+        foreign.convert(tmp_path / "both", model, tmp_path / "made", None)
+    save_file(theirs, tmp_path / "both" / "model_ema.safetensors")
+    foreign.convert(tmp_path / "both", model, tmp_path / "made", None)
+
+
+def test_tied_weights_that_differ_are_not_of_that_model(tmp_path):
+    sizes = {"vocab_size": 8, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 1}
+    tied = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+    tied.save_pretrained(tmp_path / "tied")
+    state = tied.state_dict()
+    torch.save(state, tmp_path / "theirs.pt")
+    assert foreign.convert(tmp_path / "theirs.pt", tmp_path / "tied", tmp_path / "made", None) == []
+    torch.save(state | {"lm_head.weight": state["lm_head.weight"] + 1}, tmp_path / "theirs.pt")
+    with pytest.raises(BadInput, match=r"transformer\.wte\.weight and lm_head\.weight differ, but are one tensor"):
+        foreign.convert(tmp_path / "theirs.pt", tmp_path / "tied", tmp_path / "other", None)
+
+
+@pytest.mark.parametrize("labels", [None, ["bad", "good"]])
+def test_weights_are_not_rounded_to_the_precision_in_the_folder_s_configuration(tmp_path, labels):
+    sizes = SIZES | {"num_key_value_heads": 1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    torch.manual_seed(1)
+    llama = LlamaForSequenceClassification(LlamaConfig(**sizes))
+    state = {name: tensor.clone() for name, tensor in llama.state_dict().items()}
+    llama.bfloat16().save_pretrained(tmp_path / "half")
+    save_file(state, tmp_path / "theirs.safetensors")
+    foreign.convert(tmp_path / "theirs.safetensors", tmp_path / "half", tmp_path / "made", labels)
+    made = load_file(tmp_path / "made" / "model.safetensors")
+    assert all(torch.equal(made[name], state[name]) for name in state)
+
+
+def test_weights_of_a_segmentation_make_a_segmentation(tmp_path):
+    (tmp_path / "unet").mkdir()
+    unet = own.initialise(convnets.NAMES["unet"], {"channels": 3, "classes": 2}, 0)
+    own.save(unet, tmp_path / "unet", ["ground", "thing"])
+    (tmp_path / "unet" / "segments.json").write_text(json.dumps({"labels": ["ground", "thing"]}))
+    theirs = {name: tensor + 1 for name, tensor in unet.state_dict().items()}
+    torch.save(theirs, tmp_path / "theirs.pt")
+    foreign.convert(tmp_path / "theirs.pt", tmp_path / "unet", tmp_path / "made", None)
+    assert models.task_name(tmp_path / "made") == "image-segmentation"
 
 
 class Harmful:
@@ -170,6 +250,9 @@ def test_any_saved_weights_are_tested_and_predict(model, theirs, tmp_path):
     numbered = script("test", *asked, "--data", tmp_path / "numbers.csv", *columns)
     assert "labels that are numbers are taken for the model's classes: 0 is bad, 1 is good" in numbered.stderr
     assert "accuracy 0.5000" in numbered.stdout
+    # In another order, data.labels says what the numbers are.
+    other_order = script("test", *asked, "--data", tmp_path / "numbers.csv", *columns, "--set=data.labels=[good, bad]")
+    assert "labels that are numbers are taken for the model's classes: 0 is good, 1 is bad" in other_order.stderr
     (tmp_path / "other.csv").write_text(TEXTS.replace("good", "nice"))
     refused = script("test", *asked, "--data", tmp_path / "other.csv", *columns)
     assert refused.returncode == 2

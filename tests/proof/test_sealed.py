@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.files import seal
+from lockstep.files import read_json, seal, write_json
 from lockstep.model import models
 from lockstep.proof import fairness
+from tests import made
 from tests.conftest import PROJECT
 
 SMALL = ["data.limit=100", "model.hidden_size=8", "model.layers=1", "model.heads=1"]
@@ -121,3 +122,17 @@ def test_without_room_on_the_disk_the_file_is_named(script, name):
     assert said.endswith(f"{os.strerror(errno.EFBIG)}. Make room, and start again.\n")
     if name == "convert":
         assert sorted(Path("results").rglob("*")) == before  # no incomplete file, and none lost
+
+
+def test_a_model_is_neither_tested_nor_made_with_other_data_than_its_own(script):
+    """The test split of another division holds samples that it was trained on."""
+    about = read_json(Path("results/data/data.json"))
+    hashes = {"data": about["hash"], "weights": about["weights"], "plan": 64 * "0"}
+    write_json(RUN / "record.json", made.raw(hashes=hashes))
+    assert script("test", str(RUN))[0] == 0
+    again = (word for value in [*SMALL, "data.seed=1"] for word in ("--set", value))
+    assert script("prepare", *again)[0] == 0
+    for command in ("test", "convert"):
+        code, _, said = script(command, str(RUN))
+        assert (code, said.count("\n")) == (2, 1), said
+        assert f"error: {RUN}: was trained with other data" in said

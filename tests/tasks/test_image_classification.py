@@ -20,8 +20,10 @@ from transformers import ViTConfig, ViTForImageClassification
 from lockstep.config import reading, registry
 from lockstep.data import decoding, image_sources, images, prepare
 from lockstep.data.labels import Labels
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json
+from lockstep.tasks._classification import probabilities
+from lockstep.tasks.image_classification import Task
 from tests.conftest import PROJECT, copy_project
 from tests.data.test_sources import https_server, line  # noqa: F401 - fixtures
 
@@ -184,7 +186,7 @@ def damage(kind, folder):
         ("only its beginning", "ends within its header of 16 bytes"),
         ("no pixels", "its images have no pixels: 8 x 0"),
         ("half packed", "is not a whole gzip file"),
-        ("no labels", "t10k-labels-idx1-ubyte: is not a file. The labels must be beside the images"),
+        ("no labels", "t10k-labels-idx1-ubyte: is not a file, or not among data.files. The labels must be beside"),
         ("fewer labels", "holds 30 images, but t10k-labels-idx1-ubyte holds 29 labels"),
         ("swapped", "begins with 00 00 08 01, not 00 00 08 03"),
     ],
@@ -332,6 +334,60 @@ def test_a_folder_without_images_says_what_is_looked_for(run_script, tmp_path):
     code, _, errors = prepared(run_script, *of(path="own"))
     assert code == 2
     assert "holds neither idx files" in errors or "has neither idx files" in errors
+
+
+@pytest.mark.parametrize("count", [7, 100, 997])
+def test_a_channel_of_one_value_is_not_divided_by_what_rounding_leaves(count):
+    """A deviation of 3e-9 would make a million of another value in a held-out image."""
+    data = rows("own")
+    for value in range(256):
+        pixels = np.full((count, 1, 1, 1), value, np.uint8)
+        assert images.normalisation(pixels, data)["std"] == [1.0], value
+
+
+def test_another_normalisation_is_another_data_set(run_script, tmp_path):
+    (tmp_path / "own").mkdir()
+    write_idx(tmp_path / "own", "train", 60)
+    hashes = []
+    for mean in ("null", "[0.1]", "[0.2]"):
+        code, _, said = prepared(run_script, *of(path="own", mean=mean))
+        assert code == 0, said
+        hashes.append(read_json(tmp_path / "results/data/data.json")["hash"])
+    assert len(set(hashes)) == 3
+
+
+def test_scores_that_are_no_numbers_are_no_prediction():
+    """A model of one's own that divides by an image's deviation, and an image of one colour. argmax takes a nan."""
+
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(2, 1))
+
+        def forward(self, pixel_values):
+            flat = pixel_values.flatten(1)
+            return torch.nn.functional.linear(
+                (flat / flat.std(dim=1, keepdim=True)).mean(dim=1, keepdim=True), self.weight
+            )
+
+    pixels = np.arange(8, dtype=np.uint8).reshape(2, 1, 2, 2)
+    probabilities(Own(), images.Images(pixels, np.zeros(2, np.int64), [0.0], [1.0]))
+    pixels[1] = 0
+    with pytest.raises(RunFailed, match="are no finite numbers, and predict nothing"):
+        probabilities(Own(), images.Images(pixels, np.zeros(2, np.int64), [0.0], [1.0]))
+
+
+def test_what_a_model_from_elsewhere_does_not_say_is_said(tmp_path):
+    """transformers stores how images are made in another way; and a grey model takes no colours."""
+    with pytest.raises(BadInput, match=r"holds no images\.json, which says how a model of Lockstep reads images"):
+        Task().samples_of(tmp_path, [], None)
+    (tmp_path / "images.json").write_text(json.dumps({"image_size": None, "shape": [1, 8, 8]}))
+    for name in ("a", "b"):
+        (tmp_path / "own" / name).mkdir(parents=True)
+        (tmp_path / "own" / name / "1.png").write_bytes(images.png(np.zeros((3, 8, 8), np.uint8)))
+    said = r"^a/1\.png: is 8 x 8 pixels \(channels: 3\), but the model was trained on 8 x 8 pixels \(channels: 1\)"
+    with pytest.raises(BadInput, match=said):
+        Task().read_labelled(tmp_path, rows(tmp_path / "own"), [], Labels())
 
 
 def test_every_image_is_counted_once_in_evaluation():

@@ -25,7 +25,7 @@ from lockstep.config.hardware import World
 from lockstep.data import decoding, images, segments, shapes
 from lockstep.data.plan import share
 from lockstep.data.segments import IGNORED, Segments
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json
 from lockstep.model.convnets import Segmented, UNet
 from lockstep.rank.dev_split import Chosen, gather_results
@@ -225,6 +225,15 @@ def test_some_of_the_dev_split_have_figures_of_their_own():
     said = said_of(2)
     drawn = [task.draw(split, ids, said) for split, ids in ((some, np.array([0, 2])), (samples, np.array([1, 5])))]
     assert drawn[0] == drawn[1] != task.draw(samples, np.array([0, 2]), said)
+
+
+def test_scores_that_are_no_numbers_are_no_prediction():
+    """argmax takes the first of them."""
+    pixels, masks = np.zeros((1, 3, 8, 8), np.uint8), np.zeros((1, 8, 8), np.uint8)
+    model = UNet(3, 2).eval()
+    torch.nn.init.constant_(model.classes.bias, torch.nan)
+    with pytest.raises(RunFailed, match="are no finite numbers, and predict nothing"):
+        image_segmentation._predicted(model, Segments(pixels, masks, masks, np.ones((1, 2)), [0.5] * 3, [0.5] * 3))
 
 
 def test_a_class_that_is_nowhere_is_no_part_of_the_mean():

@@ -219,6 +219,14 @@ def test_several_data_sets_of_idx_files_in_one_folder_are_refused(tmp_path):
     assert {name.rpartition(" ")[0] for name, *_ in images} == {"emnist-digits-train", "emnist-digits-test"}
 
 
+def test_labels_that_nobody_named_are_not_taken(tmp_path):
+    """They may be left in the folder of downloads from another data set, whose files have the same names."""
+    write_idx(tmp_path, "train", 6, packed=False)
+    data = reading.parse({"task": "image-classification", "data": {"path": str(tmp_path)}}).data
+    with pytest.raises(BadInput, match=r"train-labels-idx1-ubyte: is not a file, or not among data\.files"):
+        list(image_sources._idx([tmp_path / "train-images-idx3-ubyte"], data, Remarks()))
+
+
 def test_one_data_set_twice_in_a_folder_is_refused(tmp_path):
     write_idx(tmp_path, "train", 30)
     write_idx(tmp_path, "train", 30, packed=False)

@@ -24,7 +24,7 @@ from transformers import (
 from lockstep.config import reading
 from lockstep.data import corpus, documents
 from lockstep.data.documents import NO_TARGET, Sequences
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json
 from lockstep.model import decoders, lora, models
 from lockstep.tasks.language_modelling import Task
@@ -200,6 +200,23 @@ def test_scores_weigh_each_token_alike():
     assert Task().scores(torch.tensor([[1e6, 2.0]]), None)["perplexity"] < math.inf
 
 
+class Broken(torch.nn.Module):
+    """A model of one's own whose scores are nan."""
+
+    def __init__(self, vocabulary: int):
+        super().__init__()
+        self.scores = torch.nn.Embedding.from_pretrained(torch.full((vocabulary, vocabulary), torch.nan), freeze=False)
+
+    def forward(self, input_ids, **_):
+        return self.scores(input_ids)
+
+
+def test_scores_that_are_no_numbers_are_no_perplexity(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(Task, "load", lambda self, split: packed(texts(5), tokenizer, 16))
+    with pytest.raises(RunFailed, match="are no finite numbers, and predict nothing"):
+        Task().test(Broken(len(tokenizer)), tmp_path, tmp_path)
+
+
 # Prompts and their completions.
 
 
@@ -231,6 +248,25 @@ def test_a_pair_that_is_too_long_keeps_the_prompts_end_and_the_completion(tokeni
     assert labels[labels != NO_TARGET].tolist() == wanted
     first = samples.batch(np.array([0]), 12)["input_ids"][0]
     assert first[0] == tokenizer.bos_token_id
+
+
+class Letters:
+    """A tokenizer without a token for the beginning, which knows letters only."""
+
+    bos_token_id, eos_token_id = None, 1
+
+    def __call__(self, texts, **_):
+        return {"input_ids": [[ord(letter) for letter in text if letter.isalpha()] for text in texts]}
+
+
+def test_a_prompt_without_a_token_moves_no_label():
+    samples, _ = pairs([("\u200b", "ab"), ("c", "de")], Letters(), 8)
+    a, b, c, d, e = map(ord, "abcde")
+    for at, (inputs, labels) in enumerate([([a, b], [b, 1]), ([c, d, e], [d, e, 1])]):
+        batch = samples.batch(np.array([at]), len(inputs))
+        assert (batch["input_ids"][0].tolist(), batch["labels"][0].tolist()) == (inputs, labels)
+    with pytest.raises(BadInput, match=r"no token to predict of the row \('1', '2'\)"):
+        pairs([("a", "b"), ("1", "2")], Letters(), 8)
 
 
 # The tokenizer, and the 3-gram model.

@@ -54,8 +54,9 @@ def tested_twin(run: Path) -> Path | None:
     repetition before the others. It never copies itself: when the code of a test has changed, all others are outdated.
     """
     first = paths.first_repetition_of(run)
-    files = (f"{paths.CHECKPOINT}/{MANIFEST}", paths.TEST_REPORT, paths.RECORD, paths.SETTINGS)
-    if run.resolve() == first.resolve() or not all((first / file).is_file() for file in files):
+    files = (f"{paths.CHECKPOINT}/{MANIFEST}", paths.RECORD, paths.SETTINGS)
+    ended = all((folder / file).is_file() for folder in (first, run) for file in files)
+    if run.resolve() == first.resolve() or not (ended and (first / paths.TEST_REPORT).is_file()):
         return None
     return first if _decides(run) == _decides(first) and _sealed(first / paths.MODEL) else None
 

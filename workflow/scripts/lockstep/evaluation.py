@@ -12,9 +12,10 @@ import torch
 from lockstep import paths
 from lockstep.config import registry
 from lockstep.config.sections import Data
-from lockstep.errors import BadInput, brief
+from lockstep.errors import BadInput, RunFailed, brief
 from lockstep.files import MANIFEST, read_json, verify
 from lockstep.model import models
+from lockstep.proof import conversion
 
 
 def load_model(folder: Path) -> torch.nn.Module:
@@ -43,7 +44,7 @@ def readable(folder: Path):
     """Turn libraries' errors about an unreadable model folder into BadInput, in one line."""
     try:
         yield
-    except BadInput:
+    except (BadInput, RunFailed):
         raise
     except Exception as error:  # safetensors, pickle, transformers and tokenizers each raise their own
         raise BadInput(f"{folder}: can't be read as a model: {brief(error)}") from None
@@ -52,11 +53,11 @@ def readable(folder: Path):
 def test(run: Path) -> dict:
     """Test a run's converted model on the test split; writes test/report.txt, test/report.json and predictions.csv."""
     model = load_model(run / paths.MODEL)
-    settings = read_json(run / paths.SETTINGS)
+    settings, data = read_json(run / paths.SETTINGS), conversion.data_of(run)
     task = registry.load_task(settings["task"])()
     if settings.get("options", {}).get("count_each_rank"):
         task.times_counted = settings["hardware"]["processes"]
-    return task.test(model, Path(settings["data"]), run)
+    return task.test(model, data, run)
 
 
 @contextlib.contextmanager

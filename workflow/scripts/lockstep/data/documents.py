@@ -13,7 +13,7 @@ import numpy as np
 from lockstep.config.sections import Data
 from lockstep.data import mapped, prepared, sources, vocabulary
 from lockstep.data.labels import is_no_text, of_missing_texts
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, shortened
 from lockstep.files import hash_arrays, read_json
 from lockstep.paths import about_split, require
 
@@ -260,10 +260,13 @@ def packed_pairs(
         room = max_length + 1 - len(learnt)
         cut += len(given) > room or len(completion + end) > len(learnt)
         given = begin + prompt[max(0, len(given) - room) :] if len(given) > room else given
+        if not learnt or len(given) + len(learnt) < 2:
+            text = shortened(rows[len(sequences)])
+            raise BadInput(f"the tokenizer makes no token to predict of the row {text}. Remove it from the data.")
         sequences.append((given, learnt))
     lengths = np.array([len(given) + len(learnt) - 1 for given, learnt in sequences])
     tokens = [given + learnt for given, learnt in sequences]
-    targets = [[NO_TARGET] * (len(given) - 1) + learnt for given, learnt in sequences]
+    targets = [([NO_TARGET] * len(given) + learnt)[1:] for given, learnt in sequences]
     flat = np.concatenate([np.array(ids[:-1], dtype=np.int32) for ids in tokens])
     labels = np.concatenate([np.array(ids, dtype=np.int32) for ids in targets])
     positions = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])

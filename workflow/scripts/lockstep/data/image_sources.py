@@ -198,7 +198,12 @@ def _idx(files: list[Path], data: Data, remarks: Remarks) -> Iterator[Image]:
     by_name = {other.name: other for other in files}
     for file in sorted(images, key=lambda file: ("train" not in file.name, file.name)):
         label_file = file.with_name(file.name.replace("images", "labels").replace("idx3", "idx1"))
-        pixels, labels = read_idx(file, 3), read_idx(by_name.get(label_file.name, label_file), 1)
+        if label_file.name not in by_name:  # one that lies there from another data set is not meant
+            raise BadInput(
+                f"{label_file}: is not a file, or not among data.files. The labels must be beside the images, under the"
+                " same name with labels and idx1."
+            )
+        pixels, labels = read_idx(file, 3), read_idx(by_name[label_file.name], 1)
         if not pixels[0:1].size and len(pixels):
             raise BadInput(f"{file}: its images have no pixels: {pixels.shape[2]} x {pixels.shape[1]}. Fetch it again.")
         if len(pixels) != len(labels):
@@ -244,10 +249,6 @@ def read_idx(file: Path, dimensions: int) -> np.ndarray:
     Its header is 0, 0, the type code, the number of dimensions, and the size of each dimension as a big-endian integer
     of four bytes. Raises BadInput.
     """
-    if not file.is_file():
-        raise BadInput(
-            f"{file}: is not a file. The labels must be beside the images, under the same name with labels and idx1."
-        )
     try:
         with open_bytes(file) as stream:
             content = stream.read()

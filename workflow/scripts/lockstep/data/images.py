@@ -71,7 +71,7 @@ class Written:
                     self.shape = pixels.shape
                 if pixels.shape != self.shape:
                     raise BadInput(
-                        f"{name}: is {_size(pixels.shape)}, but {self.names[0]} is {_size(self.shape)}. All images must"
+                        f"{name}: is {size(pixels.shape)}, but {self.names[0]} is {size(self.shape)}. All images must"
                         " have one shape: set data.image_size to resize them, and save all in grey or all in colour."
                     )
                 stream.write(np.ascontiguousarray(pixels).tobytes())
@@ -87,7 +87,8 @@ class Written:
         self.digests = np.frombuffer(digests, "S16")
 
 
-def _size(shape: tuple[int, ...]) -> str:
+def size(shape: tuple[int, ...]) -> str:
+    """The shape of an image, [channels, height, width], in words."""
     return f"{shape[2]} x {shape[1]} pixels (channels: {shape[0]})"
 
 
@@ -111,7 +112,7 @@ def store(written: Written, numbers: np.ndarray, parts: dict[str, np.ndarray], d
         arrays |= {f"{name}/pixels": np.asarray(pixels), f"{name}/labels": numbers[places]}
     about = normalisation(arrays["train/pixels"], data)
     write_json(folder / ABOUT, about)
-    return {"hash": hash_arrays(arrays), "images": about}
+    return {"hash": hash_arrays(arrays | asked_normalisation(data)), "images": about}
 
 
 def normalisation(pixels: np.ndarray, data: Data) -> dict:
@@ -132,13 +133,20 @@ def normalisation(pixels: np.ndarray, data: Data) -> dict:
     }
 
 
+def asked_normalisation(data: Data) -> dict[str, np.ndarray]:
+    """The mean and deviation that `data` sets, for the hash of a data set; others follow from its pixels."""
+    asked = {"mean": data.mean, "std": data.std}
+    return {name: np.array(numbers, dtype=np.float64) for name, numbers in asked.items() if numbers is not None}
+
+
 def _statistics(pixels: np.ndarray) -> tuple[list[float], list[float]]:
     """Mean and standard deviation of each channel, for pixels from 0 to 1; 1 for a constant channel's deviation."""
     counts = np.stack([np.bincount(pixels[:, channel].ravel(), minlength=256) for channel in range(pixels.shape[1])])
     values, total = np.arange(256) / 255, counts.sum(axis=1)
     mean = counts @ values / total
-    std = np.sqrt(counts @ values**2 / total - mean**2)
-    return mean.tolist(), np.where(std > 0, std, 1.0).tolist()
+    varies = np.count_nonzero(counts, axis=1) > 1  # of a constant channel rounding may leave a variance of 1e-17
+    std = np.sqrt(np.where(varies, counts @ values**2 / total - mean**2, 1.0))
+    return mean.tolist(), std.tolist()
 
 
 def png(pixels: np.ndarray) -> bytes:

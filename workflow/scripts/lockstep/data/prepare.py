@@ -93,6 +93,7 @@ def divide(
         if untrained := np.setdiff1d(numbers[held_back], numbers[divided]).tolist():
             names = listed(labels[number] for number in untrained)
             notes.append(f"the label {names} is in the test split only, so no model can learn it here")
+    notes += _lacking(numbers, parts, divided, labels, unit)
     summary = {
         "source": source,
         "synthetic": data.embedded,
@@ -160,10 +161,24 @@ def _label_notes(
     return notes + own_labels.notes(counts, unit)
 
 
+def _lacking(
+    numbers: np.ndarray, parts: dict[str, np.ndarray], divided: np.ndarray, labels: list[str], unit: str
+) -> list[str]:
+    """Notes on splits without a label that was divided among them: shares of a rare label may be less than a sample."""
+    notes = []
+    for part, inside in parts.items():
+        if gone := np.setdiff1d(numbers[divided], numbers[inside]).tolist():
+            names = listed(labels[number] for number in gone)
+            effect = "so no model can learn it" if part == "train" else "which counts as 0 in its macro-F1"
+            notes.append(f"no {unit} of the {part} split has the label {names}, {effect}")
+    return notes
+
+
 def _write(rows: Iterator[tuple[str, int, int]], file: Path) -> tuple[np.ndarray, np.ndarray]:
     """Write texts and row numbers to `file`. Returns each text's digest (16 bytes) and its label's number.
 
-    Texts that differ only in blanks have the same digest, since a model could recognise one by the other.
+    Texts that differ only in blanks, or in how Unicode composes a letter, have the same digest, since a model could
+    recognise one by the other.
     """
     digests, codes = bytearray(), array("q")
     schema = pa.schema({"text": pa.string(), "row": pa.int64()})
@@ -173,7 +188,8 @@ def _write(rows: Iterator[tuple[str, int, int]], file: Path) -> tuple[np.ndarray
             stream.write_batch(pa.record_batch([pa.array(texts), pa.array(numbers)], schema=schema))
             codes.extend(labels)
             for text in texts:
-                digests += hashlib.blake2b("".join(text.split()).encode(), digest_size=16).digest()
+                letters = unicodedata.normalize("NFC", "".join(text.split()))
+                digests += hashlib.blake2b(letters.encode(), digest_size=16).digest()
     return np.frombuffer(digests, "S16"), np.frombuffer(codes, np.int64)
 
 

@@ -283,7 +283,7 @@ def store(written: Written, data: Data, source: str, notes: list[str], folder: P
             part: {"texts": len(places), "labels": dict(zip(labels, _holding(counts[places]), strict=True))}
             for part, places in parts.items()
         },
-        "hash": hash_arrays(arrays),
+        "hash": hash_arrays(arrays | images.asked_normalisation(data)),
         "images": about,
     }
 

@@ -204,8 +204,10 @@ def hub_rows(data: Data) -> Iterator[tuple[int, dict]]:
         reason = hub.why_no_rows(error, data.hub, data.revision)
         raise BadInput(f"{where} can't be read: {reason}") from None
     names = getattr((rows.features or {}).get(data.label), "names", None)
+    # Numbers stand for positions in data.labels only if that has other names for the classes.
+    named = bool(names) and (data.labels is None or not set(names).isdisjoint(data.labels))
     for number, row in enumerate(rows, 1):
-        if names and data.labels is None:  # the data set stores numbers, and -1 for a withheld label
+        if named:  # the data set stores numbers, and -1 for a withheld label
             row[data.label] = names[row[data.label]] if row[data.label] not in (None, -1) else None
         yield number, row
 

@@ -47,9 +47,7 @@ class Shape:
     @staticmethod
     def of(model) -> "Shape":
         """The shape of a Hugging Face encoder with a classification head."""
-        from torch.nn import Linear
-
-        weights = {name: module.weight.numel() for name, module in model.named_modules() if isinstance(module, Linear)}
+        weights = {name: module.weight.numel() for name, module in model.named_modules() if _is_product(module)}
         prefix = model.base_model_prefix + "."
         encoder = sum(n for name, n in weights.items() if name.startswith(prefix) and "pooler" not in name)
         config = model.config
@@ -58,10 +56,7 @@ class Shape:
     @staticmethod
     def of_decoder(model) -> "Shape":
         """The shape of a causal language model of transformers', whose head sees every token."""
-        from torch.nn import Linear
-        from transformers.pytorch_utils import Conv1D  # GPT-2's linear layers
-
-        products = sum(module.weight.numel() for module in model.modules() if isinstance(module, (Linear, Conv1D)))
+        products = sum(module.weight.numel() for module in model.modules() if _is_product(module))
         return Shape(products, 0, model.config.num_hidden_layers, model.config.hidden_size)
 
     @staticmethod
@@ -78,6 +73,14 @@ class Shape:
         model.train()
         products = counter.get_total_flops() // 2
         return Shape(products / tokens, 0, 0, 0) if tokens else Shape(0, products, 0, 0)
+
+
+def _is_product(module) -> bool:
+    """Whether a module is a linear layer."""
+    from torch.nn import Linear
+    from transformers.pytorch_utils import Conv1D  # GPT-2's linear layers
+
+    return isinstance(module, (Linear, Conv1D))
 
 
 def training_flops(shape: Shape, lengths: np.ndarray, frozen: bool = False) -> float:

@@ -21,7 +21,10 @@ WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 
 def load(folder: Path, dropout: float | None = None) -> torch.nn.Module:
-    """The model stored in a folder, in float32, with `dropout` everywhere if given. Never downloads."""
+    """The model stored in a folder, in float32, with `dropout` everywhere if given. Never downloads.
+
+    Raises BadInput if its files lack a weight.
+    """
     return _with_dropout(own.load(folder) if own.is_stored(folder) else _load_transformers(folder, dropout), dropout)
 
 
@@ -37,7 +40,13 @@ def _load_transformers(folder: Path, dropout: float | None) -> torch.nn.Module:
     if folder.is_dir():
         require_weights(folder, str(folder))
     config, cls = _architecture(folder, dropout)
-    return cls.from_pretrained(folder, config=config, dtype=torch.float32, **LOCAL)
+    model, report = cls.from_pretrained(folder, config=config, dtype=torch.float32, output_loading_info=True, **LOCAL)
+    if absent := [name for name, _ in model.named_parameters() if name in report["missing_keys"]]:
+        more = f" and {len(absent) - 1} more of its weights" if absent[1:] else ""
+        raise BadInput(  # transformers would draw them at random
+            f"{folder}: its files hold no {absent[0]}{more}. If they hold them by other names, convert them: --weights."
+        )
+    return model
 
 
 def checkpoint_activations(model: torch.nn.Module) -> None:
@@ -117,10 +126,15 @@ def classifier(folder: Path, labels: list[str], notes: list[str]) -> torch.nn.Mo
 
 def save(model: torch.nn.Module, folder: Path, labels: list[str] | None = None) -> None:
     """Write a model into `folder`, in the format of transformers or of model/own.py; only the latter takes `labels`."""
-    if hasattr(model, "save_pretrained"):
+    if is_of_transformers(model):
         model.save_pretrained(folder)
     else:
         own.save(model, folder, labels)
+
+
+def is_of_transformers(model: torch.nn.Module) -> bool:
+    """Whether a model is one of transformers', and not in the format of model/own.py."""
+    return hasattr(model, "save_pretrained")
 
 
 def is_stored(folder: Path) -> bool:
@@ -157,11 +171,19 @@ def is_causal_name(name: str) -> bool:
 
 
 def labels(folder: Path) -> list[str]:
-    """The labels of the classifier stored in a folder, in the order of their numbers."""
+    """The labels of the classifier stored in a folder, in the order of their numbers.
+
+    transformers 4 left its default names of two labels out of config.json. Raises BadInput if there is only one label.
+    """
     if own.is_stored(folder):
         return own.labels(folder)
-    names = read_json(folder / "config.json")["id2label"]
-    return [names[str(number)] for number in range(len(names))]
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
+    names = [str(name) for _, name in sorted((config.id2label or {}).items())]
+    if len(names) < 2:
+        raise BadInput(f"{folder}: its model has one output, as for regression, and no classes. Name a classifier.")
+    return names
 
 
 def count_parameters(model: torch.nn.Module) -> int:

@@ -48,21 +48,23 @@ def influence(model: torch.nn.Module, samples) -> float:
         return 0.0
     training = model.training
     model.eval()
-    with torch.no_grad():
-        together = _scores(model, samples, np.append(short, longest), width)
-        for row, at in enumerate(short):
-            own = int(samples.lengths[at])
-            alone = _scores(model, samples, np.array([at]), own)[0]
-            # A language model has scores for each token: compare those of the sample, not those of its padding.
-            beside = together[row][:own] if alone.ndim > 1 else together[row]
-            largest = max(largest, alone.abs().max().item())
-            moved = max(moved, (alone - beside).abs().max().item())
+    together = scores(model, samples, np.append(short, longest), width)
+    for row, at in enumerate(short):
+        own = int(samples.lengths[at])
+        alone = scores(model, samples, np.array([at]), own)[0]
+        # A language model has scores for each token: compare those of the sample, not those of its padding.
+        beside = together[row][:own] if alone.ndim > 1 else together[row]
+        largest = max(largest, alone.abs().max().item())
+        moved = max(moved, (alone - beside).abs().max().item())
     model.train(training)
     share = moved / largest if largest else 0.0
     return share if share > ROUNDING else 0.0
 
 
-def _scores(model: torch.nn.Module, samples, ids: np.ndarray, width: int) -> torch.Tensor:
-    batch = {name: torch.from_numpy(array) for name, array in samples.batch(ids, width).items() if name != "labels"}
+@torch.no_grad()
+def scores(model: torch.nn.Module, samples, ids: np.ndarray, width: int) -> torch.Tensor:
+    """The scores of samples `ids`, padded to `width`, on the model's device: float [len(ids), ...]."""
+    device, arrays = next(model.parameters()).device, samples.batch(ids, width)
+    batch = {name: torch.from_numpy(array).to(device) for name, array in arrays.items() if name != "labels"}
     outputs = model(**batch)
     return getattr(outputs, "logits", outputs)

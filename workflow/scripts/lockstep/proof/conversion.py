@@ -8,6 +8,8 @@ from lockstep.config.sections import Train
 from lockstep.errors import BadInput, RunFailed, brief
 from lockstep.files import MANIFEST, atomic_folder, read_json, seal, verify
 from lockstep.model import lora, models
+from lockstep.run import record_files
+from lockstep.run.record import Record
 
 AGAIN = "Train the row again."
 
@@ -40,10 +42,7 @@ def convert(run: Path, destination: Path) -> str:
 
     Raises RunFailed if any converted value differs from the live weights.
     """
-    state, settings = read(run), read_json(run / paths.SETTINGS)
-    data = Path(settings["data"])
-    if not (data / paths.WEIGHTS).is_dir():
-        raise BadInput(f"{run}: was trained on the data in {data}, which is not here. Run this where it was trained.")
+    state, settings, data = read(run), read_json(run / paths.SETTINGS), data_of(run)
     live = read_json(run / paths.CHECKPOINT / MANIFEST)["weights"]
     with atomic_folder(destination) as temporary:
         wanted, about = live, {}
@@ -56,6 +55,27 @@ def convert(run: Path, destination: Path) -> str:
         _must_be(converted, wanted, run)
         seal(temporary, {"weights": converted} | about)
     return converted
+
+
+def data_of(run: Path) -> Path:
+    """The folder of the data that `run`, a run's or a snapshot's folder, was trained on.
+
+    Raises BadInput if it is not here, or holds other data or initial weights now.
+    """
+    data = Path(read_json(run / paths.SETTINGS)["data"])
+    if not (data / paths.WEIGHTS).is_dir():
+        raise BadInput(f"{run}: was trained on the data in {data}, which is not here. Run this where it was trained.")
+    about = read_json(paths.require(data / paths.ABOUT_DATA, "prepare.py"))
+    folder = run.resolve()
+    record = record_files.read_run(folder.parents[1] if folder.parent.name == paths.SNAPSHOTS else folder)
+    began = record.hashes if isinstance(record, Record) else {}
+    there = (("data", "data", about["hash"]), ("weights", "initial weights", about["weights"]))
+    if other := [what for name, what, now in there if began.get(name, now) != now]:
+        raise BadInput(
+            f"{run}: was trained with other {' and '.join(other)} than {data} holds now. Train the row again, or"
+            " prepare the data again by the configuration that it was trained with."
+        )
+    return data
 
 
 def converted(run: Path) -> Path:

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from lockstep.data import images, segments
 from lockstep.errors import BadInput, brief
 from lockstep.files import atomic_folder
 from lockstep.model import models
@@ -48,15 +49,14 @@ def convert(weights: Path, model: Path, destination: Path, labels: list[str] | N
     """
     notes: list[str] = []
     blank = _blank(model, labels, notes)
-    tied = models.tied_names(blank)
-    names = [name for name in blank.state_dict() if name not in tied]
-    state, of_weights = read(weights, names)
+    own, tied = blank.state_dict(), models.tied_names(blank)
+    names = [name for name in own if name not in tied]
+    state, of_weights = read(weights, names, tied)
     if missing := [name for name in names if name not in state]:
         raise BadInput(
             f"{weights}: lacks {_listed(missing)}, {len(missing)} of the {len(names)} tensors of the model in {model}."
             " Name the folder of the model that the weights belong to."
         )
-    own = blank.state_dict()
     for name in names:
         if state[name].is_floating_point() != own[name].is_floating_point():
             kind = str(state[name].dtype).removeprefix("torch.")
@@ -71,6 +71,13 @@ def convert(weights: Path, model: Path, destination: Path, labels: list[str] | N
                 f"{weights}: {name} is {list(state[name].shape)}, but {list(own[name].shape)} in the model in {model}."
                 " Name the folder of the model that it belongs to, and all of its labels."
             )
+    for second, first in tied.items():
+        stored = state.pop(second, state[first])
+        if stored.numel() and not _alike(stored, state[first]):  # DeepSpeed stores the second one without values
+            raise BadInput(
+                f"{weights}: {first} and {second} differ, but are one tensor in the model in {model}. Name the folder"
+                " of a model that has both (tie_word_embeddings: false in its config.json)."
+            )
     blank.load_state_dict(models.with_tied(state, tied))
     with atomic_folder(destination) as temporary:
         models.save(blank, temporary, labels or _labels(model))
@@ -78,9 +85,10 @@ def convert(weights: Path, model: Path, destination: Path, labels: list[str] | N
     return notes + of_weights
 
 
-def read(weights: Path, names: list[str]) -> tuple[dict[str, torch.Tensor], list[str]]:
+def read(weights: Path, names: list[str], tied: Iterable[str] = ()) -> tuple[dict[str, torch.Tensor], list[str]]:
     """The tensors of a checkpoint for a model's parameter `names`, in float32, and notes.
 
+    tied: second names of tensors in `names`, which a checkpoint may have or not (models.tied_names).
     Raises BadInput if the checkpoint can't be read as values, or contains several such models.
     """
     if not weights.exists():
@@ -98,7 +106,12 @@ def read(weights: Path, names: list[str]) -> tuple[dict[str, torch.Tensor], list
         if tensor.is_meta or tensor.layout != torch.strided or tensor.is_quantized:
             kind = "without values (meta)" if tensor.is_meta else "sparse or quantised"
             raise BadInput(f"{weights}: {name} is a tensor {kind}. Save it as a dense tensor of floats.")
-    found = _matched(stored, names, weights)
+    found = _matched(stored, names, [*names, *tied], weights)
+    if eighths := [name for name in found.values() if _in_8_bits(stored[name])]:
+        raise BadInput(
+            f"{weights}: {eighths[0]} is a tensor in 8 bits, whose scale is stored elsewhere. Dequantise the weights"
+            " first, with the program that quantised them."
+        )
     notes = []
     rest = [name for name in stored if name not in found.values() and not name.endswith(DERIVED)]
     if rest:
@@ -109,21 +122,34 @@ def read(weights: Path, names: list[str]) -> tuple[dict[str, torch.Tensor], list
     return {name: _single(stored[source]) for name, source in found.items()}, notes
 
 
+def _in_8_bits(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is in a floating-point format of 8 bits, as quantised models have beside tensors of scales."""
+    return tensor.is_floating_point() and tensor.element_size() == 1
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same type, shape and values."""
+    return one.dtype == other.dtype and torch.equal(one, other)
+
+
 def _single(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
-def _matched(stored: dict[str, torch.Tensor], names: list[str], weights: Path) -> dict[str, str]:
-    """Map each of the model's names to a stored tensor, which has that name, possibly after a prefix common to all."""
+def _matched(stored: dict[str, torch.Tensor], needed: list[str], names: list[str], weights: Path) -> dict[str, str]:
+    """Map each of the model's names to a stored tensor, which has that name, possibly after a prefix common to all.
+
+    needed: those of `names` without which a checkpoint is not of this model.
+    """
     plain = {}
     for source in stored:
         first = plain.setdefault(_unwrapped(source, names), source)
-        if first is not source and not torch.equal(stored[first], stored[source]):
+        if first is not source and not _alike(stored[first], stored[source]):
             raise BadInput(
                 f"{weights}: holds two such models that differ, as {first} and {source}. Save only the one that is"
                 " meant."
             )
-    longest = max(names, key=len)
+    longest = max(needed, key=len)
     beginnings = {name.removesuffix(longest) for name in plain if name == longest or name.endswith(f".{longest}")}
     complete = {
         beginning: {name: plain[beginning + name] for name in names if beginning + name in plain}
@@ -178,9 +204,15 @@ def _folder(folder: Path) -> dict[str, torch.Tensor]:
         )
     if files[0].suffix == ".safetensors":  # a folder may have the same weights in both formats
         files = [file for file in files if file.suffix == ".safetensors"]
-    state = {}
+    state: dict[str, torch.Tensor] = {}
     for file in files:
-        state |= dict(_flat(_file(file)))
+        part = dict(_flat(_file(file)))
+        if other := [name for name in part if name in state and not _alike(part[name], state[name])]:
+            raise BadInput(
+                f"{folder}: holds {other[0]} in {file.name} and, with other values, in another file. Name the file that"
+                " is meant."
+            )
+        state |= part
     return state
 
 
@@ -188,8 +220,7 @@ def _of_deepspeed(folder: Path) -> dict[str, torch.Tensor]:
     """Read a checkpoint of DeepSpeed's engine, of any ZeRO stage, by its own converter, restricted to values."""
     from lockstep.strategies._deepspeed import values_only
 
-    states = sorted(folder.rglob("*model_states.pt"))
-    tags = sorted({file.parent for file in states})
+    tags = sorted({file.parent for file in folder.rglob("*model_states.pt")})
     if len(tags) > 1:
         latest = folder / "latest"  # DeepSpeed's file with the name of the latest checkpoint
         named = folder / latest.read_text(encoding="utf-8").strip() if latest.is_file() else None
@@ -204,7 +235,8 @@ def _of_deepspeed(folder: Path) -> dict[str, torch.Tensor]:
             from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
             return get_fp32_state_dict_from_zero_checkpoint(str(tag.parent), tag=tag.name)
-        return dict(_flat(torch.load(states[0], map_location="cpu", weights_only=True)["module"]))
+        state = min(tag.glob("*model_states.pt"))
+        return dict(_flat(torch.load(state, map_location="cpu", weights_only=True)["module"]))
 
 
 def _is_sharded(file: Path) -> bool:
@@ -248,7 +280,10 @@ class _Values(pickle.Unpickler):
 
 
 def _blank(model: Path, labels: list[str] | None, notes: list[str]) -> torch.nn.Module:
-    """A model with the class and size of the one stored in a folder, with a head for `labels` if they are given."""
+    """A model with the class and size of the one stored in a folder, with a head for `labels` if they are given.
+
+    It is in float32: transformers may build it in the precision that config.json names, which would round the weights.
+    """
     if not models.is_stored(model):
         raise BadInput(f"{model}: is not a model folder (no config.json). Name the folder of the model.")
     if labels is None:
@@ -257,8 +292,8 @@ def _blank(model: Path, labels: list[str] | None, notes: list[str]) -> torch.nn.
                 f"{model}: its config.json names a model without a classifier. Name the classes in the order of their"
                 " numbers, as in --labels bad,good."
             )
-        return models.build(model)
-    return models.classifier(model, labels, notes)
+        return models.build(model).float()
+    return models.classifier(model, labels, notes).float()
 
 
 def _labels(model: Path) -> list[str] | None:
@@ -269,7 +304,7 @@ def _copy_beside(model: Path, folder: Path) -> None:
     """Copy a model's tokenizer, or the files on how it reads images, into another folder."""
     if (model / "tokenizer_config.json").is_file() or (model / "vocab.txt").is_file():
         models.tokenizer(model).save_pretrained(folder)
-    for name in ("images.json", "preprocessor_config.json"):
+    for name in (images.ABOUT, segments.ABOUT, "preprocessor_config.json"):
         if (model / name).is_file():
             (folder / name).write_bytes((model / name).read_bytes())
 

@@ -9,10 +9,10 @@ from torch.nn.functional import cross_entropy
 from lockstep import paths
 from lockstep.config.sections import Data, Predict
 from lockstep.data.labels import Labels, position
-from lockstep.errors import BadInput, listed
+from lockstep.errors import BadInput, RunFailed, listed
 from lockstep.files import read_json, write_csv, write_json, write_text
 from lockstep.model import models
-from lockstep.model.outputs import logits
+from lockstep.model.outputs import NO_NUMBERS, logits
 from lockstep.tasks import _task
 
 BATCH = 64  # the batch size of a test
@@ -48,13 +48,16 @@ class Task(_task.Task):
             "macro_f1": macro_f1(labels, predicted, results.shape[1]),
         }
 
-    def samples_of(self, folder: Path, inputs: list) -> _task.Samples:
-        """Inputs in the form that the converted model in `folder` takes; their labels are unknown, and set to 0."""
+    def samples_of(self, folder: Path, inputs: list, model: torch.nn.Module) -> _task.Samples:
+        """Inputs in the form that `model`, the one stored in `folder`, takes; their labels are unknown, and set to 0.
+
+        Raises BadInput if it can't take them.
+        """
         raise NotImplementedError
 
     def predict(self, folder, model, inputs):
         names = models.labels(folder)
-        chances = probabilities(model, self.samples_of(folder, inputs))
+        chances = probabilities(model, self.samples_of(folder, inputs, model))
         return [(names[row.argmax()], float(row.max())) for row in chances]
 
     def held_out(self, wanted: Predict, numbers: np.ndarray, data: Path) -> list[tuple[int, str]]:
@@ -85,18 +88,20 @@ class Task(_task.Task):
     def test_file(self, stored: Path, model: torch.nn.Module, data: Data, folder: Path, notes: list[str]) -> dict:
         """Test the classifier in the folder `stored` on all samples that `data` names; writes the same files as `test`.
 
-        A label of the data is the name of a class of the model, or its number if no class's name is a number.
+        A label of the data is the name of a class of the model, or its number if no class's name is a number; classes
+        are numbered as in data.labels if that has the same names, else as in the model.
         """
         names, labels = models.labels(stored), Labels(models.labels(stored))
         columns, inputs, codes = self.read_labelled(stored, data, notes, labels)
         if not inputs:
             raise BadInput(f"{data.path}: holds no samples.")
-        places = [position(name, names, data.path, "name the model's classes by --labels") for name in labels.names]
-        if named := [name for name, place in zip(labels.names, places, strict=True) if names[place] != name]:
-            pairs = [f"{name} is {names[position(name, names, data.path)]}" for name in sorted(named)]
+        order = data.labels if sorted(data.labels or ()) == sorted(names) else names
+        how = "name the model's classes by --labels"
+        meant = {name: order[position(name, order, data.path, how)] for name in labels.names}
+        if pairs := [f"{name} is {meant[name]}" for name in sorted(meant) if meant[name] != name]:
             notes.append(f"labels that are numbers are taken for the model's classes: {listed(pairs)}")
-        truths = np.array(places, dtype=np.int64)[codes]
-        chances = probabilities(model, self.samples_of(stored, inputs))
+        truths = np.array([names.index(name) for name in meant.values()], dtype=np.int64)[codes]
+        chances = probabilities(model, self.samples_of(stored, inputs, model))
         return self._report(names, truths, chances, columns, folder)
 
     def _report(
@@ -136,7 +141,7 @@ class Task(_task.Task):
 
 
 def probabilities(model: torch.nn.Module, samples: _task.Samples) -> np.ndarray:
-    """The probability of each label for every sample, in order: float32 [n, labels]."""
+    """The probability of each label for every sample, in order: float32 [n, labels]. Raises RunFailed if one is nan."""
     device, parts, order = next(model.parameters()).device, [], []
     with torch.inference_mode():
         for ids in samples.batches(BATCH):
@@ -144,7 +149,10 @@ def probabilities(model: torch.nn.Module, samples: _task.Samples) -> np.ndarray:
             inputs = {name: torch.from_numpy(array).to(device) for name, array in batch.items() if name != "labels"}
             parts.append(logits(model(**inputs)).float().softmax(dim=1).cpu().numpy())
             order.append(ids)
-    return np.concatenate(parts)[np.argsort(np.concatenate(order))]
+    chances = np.concatenate(parts)[np.argsort(np.concatenate(order))]
+    if np.isnan(chances).any():  # argmax would take the first nan for the prediction
+        raise RunFailed(NO_NUMBERS)
+    return chances
 
 
 def macro_f1(labels: torch.Tensor, predicted: torch.Tensor, classes: int) -> float:

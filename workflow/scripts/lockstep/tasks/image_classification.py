@@ -119,27 +119,41 @@ class Task(_classification.Task):
         return [images.png(np.asarray(pixels[at])) for at in ids]
 
     def read_labelled(self, stored, data, notes, labels):
-        size = read_json(stored / images.ABOUT)["image_size"]
-        _, rows = image_sources.read(replace(data, image_size=size), Path(), notes)
+        about = _about(stored)
+        _, rows = image_sources.read(replace(data, image_size=about["image_size"]), Path(), notes)
         names, pixels, codes = [], [], []
-        for name, image, label, where in rows:
+        for name, image, label, _ in rows:
+            _require_shape(name, image, about)
             names.append(name)
             pixels.append(image)
-            codes.append(labels.number(label, where))
+            codes.append(labels.number(label, name))
         return {"image": names}, pixels, codes
 
-    def samples_of(self, folder, inputs):
-        about = read_json(folder / images.ABOUT)
-        shape = tuple(about["shape"])
+    def samples_of(self, folder, inputs, model):
+        about = _about(folder)
         pixels = [
-            decoding.decode_file(image, about["image_size"], shape[0]) if isinstance(image, Path) else image
+            decoding.decode_file(image, about["image_size"], about["shape"][0]) if isinstance(image, Path) else image
             for image in inputs
         ]
         for image, decoded in zip(inputs, pixels, strict=True):
-            if decoded.shape != shape:
-                raise BadInput(
-                    f"{image}: is {decoded.shape[2]} x {decoded.shape[1]} pixels, but the model was trained on"
-                    f" {shape[2]} x {shape[1]}. Resize it."
-                )
+            _require_shape(image, decoded, about)
         unknown = np.zeros(len(inputs), dtype=np.int64)
         return images.Images(np.stack(pixels), unknown, about["mean"], about["std"])
+
+
+def _about(folder: Path) -> dict:
+    """How the model stored in a folder reads images. Raises BadInput if nothing says so."""
+    if not (folder / images.ABOUT).is_file():
+        raise BadInput(
+            f"{folder}: holds no {images.ABOUT}, which says how a model of Lockstep reads images. Other models of"
+            " images can't be tested or predict here; train one from it (model.name)."
+        )
+    return read_json(folder / images.ABOUT)
+
+
+def _require_shape(image: object, pixels: np.ndarray, about: dict) -> None:
+    """Raise BadInput if an image has another shape than those that a model was trained on."""
+    if pixels.shape != (wanted := tuple(about["shape"])):
+        raise BadInput(
+            f"{image}: is {images.size(pixels.shape)}, but the model was trained on {images.size(wanted)}. Convert it."
+        )

@@ -27,10 +27,10 @@ from lockstep import paths
 from lockstep.config.fixed import factors
 from lockstep.data import decoding, images, segments
 from lockstep.data.segments import IGNORED
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, RunFailed
 from lockstep.files import atomic_folder, read_json, write_csv, write_json, write_text
 from lockstep.model import convnets, models, own
-from lockstep.model.outputs import logits
+from lockstep.model.outputs import NO_NUMBERS, logits
 from lockstep.tasks import _task
 
 MODELS = ("unet",)
@@ -288,12 +288,15 @@ def _pixels(samples, at: int) -> np.ndarray:
 
 
 def _predicted(model: torch.nn.Module, samples: segments.Segments) -> np.ndarray:
-    """The most likely class of each pixel of every image, in order: uint8 [n, height, width]."""
+    """The most likely class of each pixel of every image, in order: uint8 [n, height, width]. nan raises RunFailed."""
     device, parts = next(model.parameters()).device, []
     with torch.inference_mode():
         for ids in samples.batches(BATCH):
             pixels = torch.from_numpy(samples.batch(ids, 1)["pixel_values"]).to(device)
-            parts.append(logits(model(pixel_values=pixels)).argmax(dim=1).cpu().numpy().astype(np.uint8))
+            scores = logits(model(pixel_values=pixels))
+            if scores.isnan().any():  # argmax would take the first nan for the prediction
+                raise RunFailed(NO_NUMBERS)
+            parts.append(scores.argmax(dim=1).cpu().numpy().astype(np.uint8))
     return np.concatenate(parts)
 
 

@@ -18,10 +18,10 @@ from torch.nn.functional import cross_entropy
 from lockstep import paths
 from lockstep.data import documents
 from lockstep.data.documents import NO_TARGET
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, RunFailed
 from lockstep.files import atomic_folder, read_json, write_csv, write_json, write_text
 from lockstep.model import models, own
-from lockstep.model.outputs import logits
+from lockstep.model.outputs import NO_NUMBERS, logits
 from lockstep.tasks import _task
 
 EMBEDDED = ("resources/corpus.yaml",)
@@ -160,6 +160,8 @@ class Task(_task.Task):
                 labels = batch.pop("labels")
                 results[ids] = self.results(model(**batch), labels).cpu().numpy()
         lost, targets = results.sum(axis=0)
+        if not math.isfinite(lost):
+            raise RunFailed(NO_NUMBERS)
         train = self.load(paths.split_folder(data, "train"))
         vocabulary = read_json(paths.about_split(paths.split_folder(data, "test")))["vocabulary"]
         trigram = documents.trigram_perplexity(train, samples, vocabulary)

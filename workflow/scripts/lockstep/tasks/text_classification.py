@@ -11,9 +11,9 @@ import numpy as np
 
 from lockstep import paths
 from lockstep.data.tokens import Tokens, table
-from lockstep.errors import BadInput
-from lockstep.files import atomic_folder, text_lines
-from lockstep.model import models, own
+from lockstep.errors import BadInput, brief
+from lockstep.files import MANIFEST, atomic_folder, text_lines
+from lockstep.model import models, own, padding
 from lockstep.tasks import _classification
 
 EMBEDDED = ("resources/corpus.yaml",)
@@ -107,12 +107,35 @@ class Task(_classification.Task):
             numbers.append(number)
         return {"row": numbers, "text": texts}, texts, codes
 
-    def samples_of(self, folder, inputs):
+    def samples_of(self, folder, inputs, model):
         tokenizer = models.tokenizer(folder)
+        if models.is_of_transformers(model):
+            padding.agree(model.config, tokenizer, str(folder), [])
         token_ids = tokenizer(inputs, truncation=True)["input_ids"]
         lengths = np.array([len(ids) for ids in token_ids])
         unknown = np.zeros(len(inputs), dtype=np.int64)
-        return Tokens(np.concatenate(token_ids), lengths, unknown, tokenizer.pad_token_id or 0)
+        samples = Tokens(np.concatenate(token_ids), lengths, unknown, tokenizer.pad_token_id or 0)
+        if models.is_of_transformers(model) and not (folder / MANIFEST).is_file():
+            _require_fit(model, samples, folder)
+        return samples
+
+
+def _require_fit(model, samples: Tokens, folder: Path) -> None:
+    """Raise BadInput if a model that Lockstep did not train can't take the longest text, or heeds padding."""
+    longest = np.array([samples.lengths.argmax()])
+    try:
+        padding.scores(model, samples, longest, samples.longest)
+        share = padding.influence(model, samples)
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise BadInput(
+            f"{folder}: the model can't take a text of {samples.longest} tokens ({brief(error)}). Set model_max_length"
+            " in its tokenizer_config.json to the number of tokens that it takes."
+        ) from None
+    if share:
+        raise BadInput(
+            f"{folder}: padding changes a text's scores by up to {share:.2g} of the largest score. It may need padding"
+            " on the left, or ignore attention_mask. Name another model."
+        )
 
 
 def torch_ids(length: int) -> dict:
