@@ -284,9 +284,18 @@ def test_strategies_stand_in_the_order_of_their_time_and_what_does_not_fit_is_to
     names = {each["run"]["strategy"] for each in found["foretold"]}
     assert names == set(sharded.MANY) - {"ddp"}  # 16 bytes for each of 8 billion weights
     assert {(run["strategy"], run["gpus"]) for run in found["does_not_fit"]} == {("ddp", 16), ("ddp", 8)}
-    assert "ddp does not fit on 8 GPUs: it keeps 120 GiB on each, which has 80, of which 1.5GB stay free." in said
+    assert "ddp does not fit on 8 GPUs: it keeps 120 GiB on each, which has 79.6, of which 1.5GB stay free." in said
     assert cells(said, "zero_redundancy")["8"][-1] == "foretold, extrapolated"
     assert re.search("8 GPUs: .*zero_redundancy.*: extrapolated, as there is no published run by them", said)
+
+
+def test_a_card_has_the_memory_that_nvidia_smi_shows_and_not_what_it_is_sold_with(which, tmp_path):
+    keys = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 19, "tie_word_embeddings": True}
+    described(tmp_path, **keys)  # 1.42 billion weights take 21.1 GiB, and 1.5 stay free
+    code, said, _ = which("--gpu", "l4", "--gpus", "8")
+    assert code == 0
+    assert "ddp does not fit on 8 GPUs: it keeps 21.1 GiB on each, which has 22.5, of which 1.5GB stay free." in said
+    assert set(cells(said)) == {"8"}
 
 
 def test_accumulation_spares_what_ddp_sends_and_not_what_fsdp_does():
@@ -499,7 +508,7 @@ def test_a_cluster_of_one_s_own_with_a_card_s_numbers_takes_as_long(which, tmp_p
     assert cells(which("--cluster", "card.yaml", *words)[1]) == known
     code, said, errors = which("--cluster", "mine.yaml", *words)
     assert (code, errors) == (0, "")
-    assert "mine.yaml: 312 TFLOPS in bf16, 80 GB at 2039 GB/s; 8 to a machine" in said
+    assert "mine.yaml: 312 TFLOPS in bf16, 80 GiB at 2039 GB/s; 8 to a machine" in said
     for gpus in ("8", "64"):  # but nobody has checked such a card
         assert cells(said)[gpus][0] == re.sub(r" \(.*\)", "", known[gpus][0])
         assert cells(said)[gpus][-1] == "foretold, extrapolated"
