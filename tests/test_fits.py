@@ -65,7 +65,8 @@ def test_a_row_whose_small_sizes_do_not_grow_is_tried_at_larger_ones(monkeypatch
     ("content", "task", "length", "said"),
     [
         ("hidden_size: 8\n", "text-classification", 8, "no key model_type"),
-        ("model_type: bart2\n", "text-classification", 8, "transformers does not take it"),
+        ("model_type: bart2\n", "text-classification", 8, "has no such model"),
+        (LLAMA + "num_key_value_heads: 3\n", "language-modelling", 8, "num_key_value_heads a number that divides"),
         (BERT, "text-classification", 513, "at most 512 tokens"),
         ("model_type: roberta\nmax_position_embeddings: 514\n", "text-classification", 513, "at most 512 tokens"),
         ("model_type: resnet\n", "language-modelling", 8, "has no resnet for language-modelling"),
@@ -98,7 +99,7 @@ def test_a_model_by_its_shape_has_the_class_of_its_task(tmp_path):
     shape = model.read(file, "text-classification", 64)
     (folder / "config.json").write_text(json.dumps(shape.config), encoding="utf-8")
     assert model.read(folder, "text-classification", 64) == shape
-    with pytest.raises(BadInput, match="has no config"):
+    with pytest.raises(BadInput, match="no such file or folder"):
         model.read(tmp_path / "none", "text-classification", 64)
 
 

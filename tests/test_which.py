@@ -201,7 +201,8 @@ def test_beyond_what_was_checked_a_number_is_called_extrapolated(which, words, w
 
 
 def test_a_small_model_and_one_with_a_window_are_extrapolated(which, tmp_path):
-    described(tmp_path, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2)
+    tiny = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    described(tmp_path, **tiny, num_key_value_heads=2)
     assert "weights (758,111,232 to" in which("--gpu", "h100", "--gpus", "8")[1]
     described(tmp_path, model_type="mistral", sliding_window=4096)
     assert "attention sees" not in which("--gpu", "h100", "--gpus", "8", "--length", "4096")[1]
@@ -391,7 +392,7 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
         ((*GPUS, "--strategies", "ddp"), "ddp keeps 120 GiB on each GPU, which has 80, of which 1.5GB stay free. fsdp"),
         (("--gpu", "h200", "--gpus", "1", "--strategies", "ddp"), "--strategies: are of several GPUs"),
         ((*GPUS, "--strategies", "tp"), "invalid choice: 'tp'"),
-        ((*GPUS, "--model", "nothing.yaml"), "--model nothing.yaml: has no config.json"),
+        ((*GPUS, "--model", "nothing.yaml"), "--model nothing.yaml: there is no such file or folder."),
         ((*GPUS, "--json", "model.yaml"), "--json: model.yaml exists already"),
     ],
 )
@@ -409,7 +410,9 @@ def test_bad_input_gets_one_clear_message(which, words, said):
         ({"model_type": "mamba"}, "the time of mamba is not foretold"),
         ({"model_type": "t5"}, "transformers has no t5 for language-modelling"),
         ({"model_type": "mixtral"}, "a mixture of experts"),
-        ({"model_type": "lama"}, "transformers does not take it"),
+        ({"model_type": "lama"}, "transformers has no such model. Did you mean llama?"),
+        ({"model_type": ["llama"]}, "transformers has no such model"),
+        ({"num_key_value_heads": 7}, "32 heads can't share 7 for keys and values"),
         ({"hidden_sizes": 64}, "hidden_sizes: no key of a llama"),
         ({"num_hidden_layers": 0}, "it has no layers"),
         ({"num_hidden_layers": 1000000}, "has 1,000,000 layers"),
@@ -428,6 +431,38 @@ def test_another_model_is_refused(which, tmp_path, keys, said):
     assert said in errors
     assert errors.startswith("error: ")
     assert errors.count("\n") == 1
+
+
+def test_a_config_json_s_numbers_are_all_taken_or_told(which, tmp_path):
+    """A misspelt size was ignored, and the forecast was that of transformers' default."""
+    (tmp_path / "misspelt.json").write_text(
+        json.dumps({"hiden_size": 2048} | {key: value for key, value in LLAMA.items() if key != "hidden_size"}),
+        encoding="utf-8",
+    )
+    code, out, errors = which(*GPUS, "--model", "misspelt.json")
+    assert (code, out) == (2, "")
+    assert "hiden_size: no key of a llama. Did you mean hidden_size?" in errors
+    others_keys = {"n_ctx": 8192, "rope_theta": 5e5, "torch_dtype": "bfloat16", "_commit": "a"}
+    described(tmp_path, **others_keys).rename(tmp_path / "config.json")
+    code, said, _ = which(*GPUS, "--model", "config.json")
+    assert code == 0
+    assert "\nNot counted, as a llama has no such keys: n_ctx.\n" in said
+    described(tmp_path)
+    assert "no such keys" not in which(*GPUS)[1]
+
+
+def test_a_config_json_may_begin_with_a_mark_of_its_encoding(which, tmp_path):
+    """As editors on Windows write it."""
+    file = described(tmp_path)
+    file.write_text(json.dumps(LLAMA), encoding="utf-8-sig")
+    assert which(*GPUS, "--model", "model.yaml")[0] == 0
+    file.rename(tmp_path / "config.json")
+    assert which(*GPUS, "--model", "config.json")[0] == 0
+    (tmp_path / "config.json").write_text('{"model_type": "llama"', encoding="utf-8")
+    code, _, errors = which(*GPUS, "--model", "config.json")
+    assert code == 2
+    assert "--model config.json: is not JSON: " in errors
+    assert "Remove it" not in errors
 
 
 def test_where_it_can_not_fit_the_message_says_how_many_are_needed(which, tmp_path):

@@ -71,10 +71,13 @@ def main() -> int:
     with ThreadPoolExecutor(max(1, machine.cpu_cores() // 2)) as pool:
         counted = list(pool.map(partial(_count, capacity=capacity), *zip(*work, strict=True)))
     done = [each for each in counted if not each["failed"]]
-    described = next(iter(shapes.values())).config  # they differ in length only
+    shape = next(iter(shapes.values()))  # they differ in length only
+    described = shape.config
     if done:
         precisions = " or ".join(dict.fromkeys(each["precision"] for each in done))
         print(f"{described['architectures'][0]}, {done[0]['parameters']:,} weights, {config.task} in {precisions}")
+    if shape.remark:
+        print(shape.remark)
     print_table(COLUMNS, [_line(each, config.task) for each in counted])
     for row, why in {each["row"]: each["failed"] for each in counted if each["failed"]}.items():
         print(f"{row}: not counted: {why}")

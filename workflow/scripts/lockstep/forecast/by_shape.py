@@ -50,6 +50,8 @@ def tell(arguments: argparse.Namespace) -> int:
         f" texts of {arguments.length:,} tokens, in bf16, activations"
         f" {'computed again' if arguments.checkpointing else 'kept'}"
     )
+    if described.remark:
+        print(described.remark)
     print(f"{arguments.gpu or arguments.cluster}: {cluster}")
     _tell(shape, foretold, without, arguments)
     if arguments.json:

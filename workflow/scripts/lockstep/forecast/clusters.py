@@ -39,9 +39,9 @@ class Cluster:
 
     def __str__(self) -> str:
         return (
-            f"{self.peak / 1e12:g} TFLOPS in bf16, {self.memory / 2**30:.3g} GiB at {self.memory_bandwidth / 1e9:g} GB/s;"
-            f" {self.gpus_per_machine} to a machine, linked by {self.link / 1e9:g} GB/s, machines by"
-            f" {self.network / 1e9:g} Gbit/s"
+            f"{self.peak / 1e12:g} TFLOPS in bf16, {self.memory / 2**30:.3g} GiB at"
+            f" {self.memory_bandwidth / 1e9:g} GB/s; {self.gpus_per_machine} to a machine, linked by"
+            f" {self.link / 1e9:g} GB/s, machines by {self.network / 1e9:g} Gbit/s"
         )
 
 
