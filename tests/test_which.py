@@ -572,6 +572,11 @@ def test_a_card_with_other_numbers_is_extrapolated_if_they_matter(which, tmp_pat
     assert why is None or re.search(f"extrapolated, so there is no interval: .*{why}", said)
 
 
+def test_a_card_s_number_in_another_unit_is_the_same(which, tmp_path):
+    (tmp_path / "mine.yaml").write_text("card: a100-80gb\nmemory_bandwidth: 2.039 TB/s\n", encoding="utf-8")
+    assert cells(which("--cluster", "mine.yaml", "--gpus", "8")[1])["8"][-1] == "foretold"
+
+
 def test_slower_numbers_take_longer(tmp_path):
     run = replace(RUN, gpus=16)
     for name in ("peak", "memory_bandwidth", "link", "network"):

@@ -15,6 +15,7 @@ Other strategies, and LoRA, are counted with the same rates: they send other byt
 run says how well that agrees, so they are always extrapolated.
 """
 
+import math
 from dataclasses import asdict, dataclass
 
 from lockstep.errors import BadInput, brief
@@ -296,6 +297,6 @@ def _unlike(cluster: Cluster, published: Cluster, several: bool) -> list[str]:
     found = []
     for name, (words, unit) in compared.items():
         own, there = (getattr(each, name) / unit for each in (cluster, published))
-        if own != there:
+        if not math.isclose(own, there):  # 2.039 TB/s is 2039 GB/s but for the last bit
             found.append(f"{words.format(own)} ({there:,g} was checked)")
     return found
