@@ -145,6 +145,23 @@ def test_wrong_arguments_are_refused(place, words, said):
 
 
 @pytest.mark.slow
+def test_the_guide_s_answer_for_a_7b_with_lora_is_what_the_command_counts(place):
+    guide = (paths.PROJECT / "docs" / "guide" / "large.md").read_text(encoding="utf-8")
+    section = guide.split("### A 7B with LoRA")[1]
+    place.path("qwen.yaml").write_text(section.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
+    on_eight = re.search("^    lockstep fits (--model qwen.yaml .*)$", section, re.MULTILINE)[1]
+    on_one = on_eight.replace("--gpus 8 --rows fsdp", "--gpus 1 --rows single")
+    for words, largest, said in (
+        (on_eight, "4", "in {} GiB of tensors"),
+        (on_one, "does not fit", "it counts {} GiB for one text"),
+    ):
+        out = place.script("fits", *words.split()).stdout
+        cells = [cell.strip() for cell in re.search("│ (fsdp|single) .*", out)[0].split("│")[1:-1]]
+        assert cells[2] == largest
+        assert said.format(cells[3]) in section
+
+
+@pytest.mark.slow
 @pytest.mark.ci
 def test_rows_are_counted_for_gpus_that_are_not_here(place):
     place.path("m.yaml").write_text(LLAMA, encoding="utf-8")

@@ -14,8 +14,9 @@ from matplotlib.text import Text
 from benchmarks import others
 from lockstep.config import registry
 from lockstep.config.reading import load_yaml
+from lockstep.errors import BadInput
 from lockstep.files import read_json
-from lockstep.forecast import clusters, model, picture, sharded
+from lockstep.forecast import by_shape, clusters, model, own_rows, picture, sharded
 from lockstep.forecast.picture import Mark
 from lockstep.forecast.sharded import Run, Shape
 from lockstep.model import metrics
@@ -213,6 +214,26 @@ def test_the_network_s_own_speed_is_nothing_new(which):
     words = ("--gpu", "h100", "--gpus", "64", "--network")
     assert cells(which(*words, "3200Gb")[1]) == cells(which(*words[:-1])[1])
     assert which(*GPUS)[1] == which("--gpu", "H100", "--gpus", "8")[1]
+
+
+@pytest.mark.parametrize(("given", "same"), [("100Mbit", "0.1Gb"), ("200Mb/s", "0.2 Gbps"), ("25000Mb", "25Gb")])
+def test_a_network_s_speed_has_any_unit_of_bits(given, same):
+    assert clusters.NETWORK.read(given, "") == clusters.NETWORK.read(same, "")
+
+
+@pytest.mark.parametrize("given", ["25", "25GB", "25MB/s", "100 mb"])
+def test_a_network_s_speed_needs_a_unit_of_bits(given):
+    with pytest.raises(BadInput, match=r"with the unit, as 25Gb or 100Mb \(bits, not bytes\)"):
+        clusters.NETWORK.read(given, "--network")
+
+
+def test_large_numbers_are_written_out(which):
+    """As 1,230 ms, not as 1.23e+03; and columns that a narrow terminal does without are there."""
+    seconds = {"value": 1.234, "low": 1.1, "high": 12.345}
+    found = {"row": "ddp", "ranks": 2, "seconds": seconds, "parts": {"communication": seconds}, "global_batch": 8}
+    assert own_rows._row_cells(found, None)[2:4] == ["1,230 (1,100 to 12,300)", "1,230"]
+    header = next(line for line in which(*GPUS)[1].splitlines() if line.startswith("┃"))
+    assert set(by_shape.SPARED) < {cell.strip() for cell in header.split("┃")}
 
 
 def test_a_network_that_is_too_slow_decides(which):
@@ -487,6 +508,18 @@ def test_the_guide_prints_what_the_command_says(which, tmp_path):
         assert f"\n| {' | '.join(('`fsdp`', gpus, step, speed, mfu, cost, how))} |\n" in guide
     step, speed, mfu, _, _, cost, how = cells(said, "ddp")["8"]
     assert f"\n| {' | '.join(('`ddp`', '8', step, speed, mfu, cost, how))} |\n" in guide
+
+
+def test_the_guide_s_answer_for_a_7b_with_lora_is_what_the_command_says(which, tmp_path):
+    guide = (others.PROJECT / "docs" / "guide" / "large.md").read_text(encoding="utf-8")
+    section = guide.split("### A 7B with LoRA")[1]
+    (tmp_path / "qwen.yaml").write_text(section.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
+    command = re.search("^    lockstep which (--model qwen.yaml .*)$", section, re.MULTILINE)[1]
+    code, said, _ = which(*command.split())
+    step, _, _, _, hours, cost, how = cells(said)["8"]
+    assert (code, how) == (0, "foretold, extrapolated")
+    assert f"takes {60 * float(hours):.0f} minutes** and costs {cost}, in steps of {step}" in section
+    assert "ddp does not fit on 8 GPUs" in said
 
 
 def test_the_guide_has_the_errors_that_are_published():

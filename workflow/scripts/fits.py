@@ -26,7 +26,7 @@ from lockstep.files import write_json
 from lockstep.forecast import memory, model
 from lockstep.forecast.clusters import MEMORY
 from lockstep.script import pretended
-from lockstep.terminal import print_table
+from lockstep.terminal import print_table, short
 
 COLUMNS = ["row", "tokens", "largest micro-batch", "GiB then", "GiB whatever the batch", "GiB per sample"]
 
@@ -147,7 +147,7 @@ def _line(counted: dict, task: str) -> list[str]:
     last = next(step for step in counted["steps"] if step["samples"] == max(largest, 1))
     sizes = (last["allocated"], counted["fixed"], counted["per_sample"])
     said = f"{largest} or more" if largest == memory.MOST else str(largest) if largest else "does not fit"
-    return [name, tokens, said, *(f"{size / 2**30:.3g}" for size in sizes)]
+    return [name, tokens, said, *(short(size / 2**30) for size in sizes)]
 
 
 if __name__ == "__main__":
