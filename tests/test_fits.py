@@ -65,7 +65,8 @@ def test_a_row_whose_small_sizes_do_not_grow_is_tried_at_larger_ones(monkeypatch
     ("content", "task", "length", "said"),
     [
         ("hidden_size: 8\n", "text-classification", 8, "no key model_type"),
-        ("model_type: bart2\n", "text-classification", 8, "transformers does not take it"),
+        ("model_type: bart2\n", "text-classification", 8, "has no such model"),
+        (LLAMA + "num_key_value_heads: 3\n", "language-modelling", 8, "num_key_value_heads a number that divides"),
         (BERT, "text-classification", 513, "at most 512 tokens"),
         ("model_type: roberta\nmax_position_embeddings: 514\n", "text-classification", 513, "at most 512 tokens"),
         ("model_type: resnet\n", "language-modelling", 8, "has no resnet for language-modelling"),
@@ -98,7 +99,7 @@ def test_a_model_by_its_shape_has_the_class_of_its_task(tmp_path):
     shape = model.read(file, "text-classification", 64)
     (folder / "config.json").write_text(json.dumps(shape.config), encoding="utf-8")
     assert model.read(folder, "text-classification", 64) == shape
-    with pytest.raises(BadInput, match="has no config"):
+    with pytest.raises(BadInput, match="no such file or folder"):
         model.read(tmp_path / "none", "text-classification", 64)
 
 
@@ -141,6 +142,23 @@ def test_wrong_arguments_are_refused(place, words, said):
     assert finished.returncode == 2
     assert said in finished.stderr
     assert finished.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_the_guide_s_answer_for_a_7b_with_lora_is_what_the_command_counts(place):
+    guide = (paths.PROJECT / "docs" / "guide" / "large.md").read_text(encoding="utf-8")
+    section = guide.split("### A 7B with LoRA")[1]
+    place.path("qwen.yaml").write_text(section.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
+    on_eight = re.search("^    lockstep fits (--model qwen.yaml .*)$", section, re.MULTILINE)[1]
+    on_one = on_eight.replace("--gpus 8 --rows fsdp", "--gpus 1 --rows single")
+    for words, largest, said in (
+        (on_eight, "4", "in {} GiB of tensors"),
+        (on_one, "does not fit", "it counts {} GiB for one text"),
+    ):
+        out = place.script("fits", *words.split()).stdout
+        cells = [cell.strip() for cell in re.search("│ (fsdp|single) .*", out)[0].split("│")[1:-1]]
+        assert cells[2] == largest
+        assert said.format(cells[3]) in section
 
 
 @pytest.mark.slow

@@ -14,8 +14,9 @@ from matplotlib.text import Text
 from benchmarks import others
 from lockstep.config import registry
 from lockstep.config.reading import load_yaml
+from lockstep.errors import BadInput
 from lockstep.files import read_json
-from lockstep.forecast import clusters, model, picture, sharded
+from lockstep.forecast import by_shape, clusters, model, own_rows, picture, sharded
 from lockstep.forecast.picture import Mark
 from lockstep.forecast.sharded import Run, Shape
 from lockstep.model import metrics
@@ -201,7 +202,8 @@ def test_beyond_what_was_checked_a_number_is_called_extrapolated(which, words, w
 
 
 def test_a_small_model_and_one_with_a_window_are_extrapolated(which, tmp_path):
-    described(tmp_path, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2)
+    tiny = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    described(tmp_path, **tiny, num_key_value_heads=2)
     assert "weights (758,111,232 to" in which("--gpu", "h100", "--gpus", "8")[1]
     described(tmp_path, model_type="mistral", sliding_window=4096)
     assert "attention sees" not in which("--gpu", "h100", "--gpus", "8", "--length", "4096")[1]
@@ -212,6 +214,26 @@ def test_the_network_s_own_speed_is_nothing_new(which):
     words = ("--gpu", "h100", "--gpus", "64", "--network")
     assert cells(which(*words, "3200Gb")[1]) == cells(which(*words[:-1])[1])
     assert which(*GPUS)[1] == which("--gpu", "H100", "--gpus", "8")[1]
+
+
+@pytest.mark.parametrize(("given", "same"), [("100Mbit", "0.1Gb"), ("200Mb/s", "0.2 Gbps"), ("25000Mb", "25Gb")])
+def test_a_network_s_speed_has_any_unit_of_bits(given, same):
+    assert clusters.NETWORK.read(given, "") == clusters.NETWORK.read(same, "")
+
+
+@pytest.mark.parametrize("given", ["25", "25GB", "25MB/s", "100 mb"])
+def test_a_network_s_speed_needs_a_unit_of_bits(given):
+    with pytest.raises(BadInput, match=r"with the unit, as 25Gb or 100Mb \(bits, not bytes\)"):
+        clusters.NETWORK.read(given, "--network")
+
+
+def test_large_numbers_are_written_out(which):
+    """As 1,230 ms, not as 1.23e+03; and columns that a narrow terminal does without are there."""
+    seconds = {"value": 1.234, "low": 1.1, "high": 12.345}
+    found = {"row": "ddp", "ranks": 2, "seconds": seconds, "parts": {"communication": seconds}, "global_batch": 8}
+    assert own_rows._row_cells(found, None)[2:4] == ["1,230 (1,100 to 12,300)", "1,230"]
+    header = next(line for line in which(*GPUS)[1].splitlines() if line.startswith("┃"))
+    assert set(by_shape.SPARED) < {cell.strip() for cell in header.split("┃")}
 
 
 def test_a_network_that_is_too_slow_decides(which):
@@ -284,9 +306,18 @@ def test_strategies_stand_in_the_order_of_their_time_and_what_does_not_fit_is_to
     names = {each["run"]["strategy"] for each in found["foretold"]}
     assert names == set(sharded.MANY) - {"ddp"}  # 16 bytes for each of 8 billion weights
     assert {(run["strategy"], run["gpus"]) for run in found["does_not_fit"]} == {("ddp", 16), ("ddp", 8)}
-    assert "ddp does not fit on 8 GPUs: it keeps 120 GiB on each, which has 80, of which 1.5GB stay free." in said
+    assert "ddp does not fit on 8 GPUs: it keeps 120 GiB on each, which has 79.6, of which 1.5GB stay free." in said
     assert cells(said, "zero_redundancy")["8"][-1] == "foretold, extrapolated"
     assert re.search("8 GPUs: .*zero_redundancy.*: extrapolated, as there is no published run by them", said)
+
+
+def test_a_card_has_the_memory_that_nvidia_smi_shows_and_not_what_it_is_sold_with(which, tmp_path):
+    keys = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 19, "tie_word_embeddings": True}
+    described(tmp_path, **keys)  # 1.42 billion weights take 21.1 GiB, and 1.5 stay free
+    code, said, _ = which("--gpu", "l4", "--gpus", "8")
+    assert code == 0
+    assert "ddp does not fit on 8 GPUs: it keeps 21.1 GiB on each, which has 22.5, of which 1.5GB stay free." in said
+    assert set(cells(said)) == {"8"}
 
 
 def test_accumulation_spares_what_ddp_sends_and_not_what_fsdp_does():
@@ -382,7 +413,7 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
         ((*GPUS, "--strategies", "ddp"), "ddp keeps 120 GiB on each GPU, which has 80, of which 1.5GB stay free. fsdp"),
         (("--gpu", "h200", "--gpus", "1", "--strategies", "ddp"), "--strategies: are of several GPUs"),
         ((*GPUS, "--strategies", "tp"), "invalid choice: 'tp'"),
-        ((*GPUS, "--model", "nothing.yaml"), "--model nothing.yaml: has no config.json"),
+        ((*GPUS, "--model", "nothing.yaml"), "--model nothing.yaml: there is no such file or folder."),
         ((*GPUS, "--json", "model.yaml"), "--json: model.yaml exists already"),
     ],
 )
@@ -400,7 +431,9 @@ def test_bad_input_gets_one_clear_message(which, words, said):
         ({"model_type": "mamba"}, "the time of mamba is not foretold"),
         ({"model_type": "t5"}, "transformers has no t5 for language-modelling"),
         ({"model_type": "mixtral"}, "a mixture of experts"),
-        ({"model_type": "lama"}, "transformers does not take it"),
+        ({"model_type": "lama"}, "transformers has no such model. Did you mean llama?"),
+        ({"model_type": ["llama"]}, "transformers has no such model"),
+        ({"num_key_value_heads": 7}, "32 heads can't share 7 for keys and values"),
         ({"hidden_sizes": 64}, "hidden_sizes: no key of a llama"),
         ({"num_hidden_layers": 0}, "it has no layers"),
         ({"num_hidden_layers": 1000000}, "has 1,000,000 layers"),
@@ -419,6 +452,38 @@ def test_another_model_is_refused(which, tmp_path, keys, said):
     assert said in errors
     assert errors.startswith("error: ")
     assert errors.count("\n") == 1
+
+
+def test_a_config_json_s_numbers_are_all_taken_or_told(which, tmp_path):
+    """A misspelt size was ignored, and the forecast was that of transformers' default."""
+    (tmp_path / "misspelt.json").write_text(
+        json.dumps({"hiden_size": 2048} | {key: value for key, value in LLAMA.items() if key != "hidden_size"}),
+        encoding="utf-8",
+    )
+    code, out, errors = which(*GPUS, "--model", "misspelt.json")
+    assert (code, out) == (2, "")
+    assert "hiden_size: no key of a llama. Did you mean hidden_size?" in errors
+    others_keys = {"n_ctx": 8192, "rope_theta": 5e5, "torch_dtype": "bfloat16", "_commit": "a"}
+    described(tmp_path, **others_keys).rename(tmp_path / "config.json")
+    code, said, _ = which(*GPUS, "--model", "config.json")
+    assert code == 0
+    assert "\nNot counted, as a llama has no such keys: n_ctx.\n" in said
+    described(tmp_path)
+    assert "no such keys" not in which(*GPUS)[1]
+
+
+def test_a_config_json_may_begin_with_a_mark_of_its_encoding(which, tmp_path):
+    """As editors on Windows write it."""
+    file = described(tmp_path)
+    file.write_text(json.dumps(LLAMA), encoding="utf-8-sig")
+    assert which(*GPUS, "--model", "model.yaml")[0] == 0
+    file.rename(tmp_path / "config.json")
+    assert which(*GPUS, "--model", "config.json")[0] == 0
+    (tmp_path / "config.json").write_text('{"model_type": "llama"', encoding="utf-8")
+    code, _, errors = which(*GPUS, "--model", "config.json")
+    assert code == 2
+    assert "--model config.json: is not JSON: " in errors
+    assert "Remove it" not in errors
 
 
 def test_where_it_can_not_fit_the_message_says_how_many_are_needed(which, tmp_path):
@@ -443,6 +508,18 @@ def test_the_guide_prints_what_the_command_says(which, tmp_path):
         assert f"\n| {' | '.join(('`fsdp`', gpus, step, speed, mfu, cost, how))} |\n" in guide
     step, speed, mfu, _, _, cost, how = cells(said, "ddp")["8"]
     assert f"\n| {' | '.join(('`ddp`', '8', step, speed, mfu, cost, how))} |\n" in guide
+
+
+def test_the_guide_s_answer_for_a_7b_with_lora_is_what_the_command_says(which, tmp_path):
+    guide = (others.PROJECT / "docs" / "guide" / "large.md").read_text(encoding="utf-8")
+    section = guide.split("### A 7B with LoRA")[1]
+    (tmp_path / "qwen.yaml").write_text(section.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
+    command = re.search("^    lockstep which (--model qwen.yaml .*)$", section, re.MULTILINE)[1]
+    code, said, _ = which(*command.split())
+    step, _, _, _, hours, cost, how = cells(said)["8"]
+    assert (code, how) == (0, "foretold, extrapolated")
+    assert f"takes {60 * float(hours):.0f} minutes** and costs {cost}, in steps of {step}" in section
+    assert "ddp does not fit on 8 GPUs" in said
 
 
 def test_the_guide_has_the_errors_that_are_published():
@@ -499,7 +576,7 @@ def test_a_cluster_of_one_s_own_with_a_card_s_numbers_takes_as_long(which, tmp_p
     assert cells(which("--cluster", "card.yaml", *words)[1]) == known
     code, said, errors = which("--cluster", "mine.yaml", *words)
     assert (code, errors) == (0, "")
-    assert "mine.yaml: 312 TFLOPS in bf16, 80 GB at 2039 GB/s; 8 to a machine" in said
+    assert "mine.yaml: 312 TFLOPS in bf16, 80 GiB at 2039 GB/s; 8 to a machine" in said
     for gpus in ("8", "64"):  # but nobody has checked such a card
         assert cells(said)[gpus][0] == re.sub(r" \(.*\)", "", known[gpus][0])
         assert cells(said)[gpus][-1] == "foretold, extrapolated"
@@ -526,6 +603,11 @@ def test_a_card_with_other_numbers_is_extrapolated_if_they_matter(which, tmp_pat
     assert code == 0
     assert cells(said)[gpus][-1] == ("foretold, extrapolated" if why else "foretold")
     assert why is None or re.search(f"extrapolated, so there is no interval: .*{why}", said)
+
+
+def test_a_card_s_number_in_another_unit_is_the_same(which, tmp_path):
+    (tmp_path / "mine.yaml").write_text("card: a100-80gb\nmemory_bandwidth: 2.039 TB/s\n", encoding="utf-8")
+    assert cells(which("--cluster", "mine.yaml", "--gpus", "8")[1])["8"][-1] == "foretold"
 
 
 def test_slower_numbers_take_longer(tmp_path):

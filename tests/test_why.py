@@ -85,3 +85,6 @@ def test_steps_of_another_plan_say_nothing_of_a_plan_s_tokens(tmp_path):
     line = step.line(SimpleNamespace(folder=tmp_path, report={"runs": {"ddp": runs}}), "ddp")
     assert (line.fixed, line.each) == (pytest.approx(0.004), pytest.approx(2e-5))
     assert line.steps == plan.steps - WARMUP_STEPS
+    first = planning.Plan.load(paths.plan_file(tmp_path, "seed1"))
+    tokens = first.widths * np.diff(first.starts)
+    assert line.mean == np.mean(tokens) != np.mean(tokens[WARMUP_STEPS:])

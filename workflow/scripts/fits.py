@@ -26,7 +26,7 @@ from lockstep.files import write_json
 from lockstep.forecast import memory, model
 from lockstep.forecast.clusters import MEMORY
 from lockstep.script import pretended
-from lockstep.terminal import print_table
+from lockstep.terminal import print_table, short
 
 COLUMNS = ["row", "tokens", "largest micro-batch", "GiB then", "GiB whatever the batch", "GiB per sample"]
 
@@ -71,10 +71,13 @@ def main() -> int:
     with ThreadPoolExecutor(max(1, machine.cpu_cores() // 2)) as pool:
         counted = list(pool.map(partial(_count, capacity=capacity), *zip(*work, strict=True)))
     done = [each for each in counted if not each["failed"]]
-    described = next(iter(shapes.values())).config  # they differ in length only
+    shape = next(iter(shapes.values()))  # they differ in length only
+    described = shape.config
     if done:
         precisions = " or ".join(dict.fromkeys(each["precision"] for each in done))
         print(f"{described['architectures'][0]}, {done[0]['parameters']:,} weights, {config.task} in {precisions}")
+    if shape.remark:
+        print(shape.remark)
     print_table(COLUMNS, [_line(each, config.task) for each in counted])
     for row, why in {each["row"]: each["failed"] for each in counted if each["failed"]}.items():
         print(f"{row}: not counted: {why}")
@@ -144,7 +147,7 @@ def _line(counted: dict, task: str) -> list[str]:
     last = next(step for step in counted["steps"] if step["samples"] == max(largest, 1))
     sizes = (last["allocated"], counted["fixed"], counted["per_sample"])
     said = f"{largest} or more" if largest == memory.MOST else str(largest) if largest else "does not fit"
-    return [name, tokens, said, *(f"{size / 2**30:.3g}" for size in sizes)]
+    return [name, tokens, said, *(short(size / 2**30) for size in sizes)]
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ between operations and numbers of ranks. It measures one machine.
 from lockstep import cli, network
 from lockstep.errors import BadInput
 from lockstep.paths import network_file
-from lockstep.terminal import print_table
+from lockstep.terminal import print_table, short
 
 COLUMNS = ["ranks", "operation", "latency, µs", "bandwidth, GB/s", "largest error of the fit", "GB/s at the largest"]
 
@@ -45,7 +45,7 @@ def _line(measured: dict, name: str) -> list[str]:
     return [
         str(measured["ranks"]),
         name,
-        f"{1e6 * fitted['latency']:.3g}",
+        short(1e6 * fitted["latency"]),
         bandwidth,
         f"{100 * fitted['worst']:.0f} %",
         f"{fitted['points'][-1]['bus_bandwidth'] / 1e9:.3g}",

@@ -77,7 +77,7 @@ def main() -> int:
         "--tokens",
         type=float,
         metavar="20e9",
-        help="of the whole training, or of an epoch (lockstep bench --until plan prints yours)",
+        help="of the whole training, or of an epoch (yours: results/logs/plan_*.log)",
     )
     arguments = parser.parse_args()
     cli.must_be_new(arguments.json, "--json", "file")

@@ -6,6 +6,7 @@ It reads a finished benchmark and runs nothing. What was measured and what is fo
 foretold number has a 95 % interval, from resampled steps.
 """
 
+import argparse
 from dataclasses import asdict
 from pathlib import Path
 
@@ -26,8 +27,11 @@ COLUMNS = ["global batch", "{against}, ms", "{row}, ms", "times as fast", "95 % 
 
 def main() -> None:
     parser = cli.parser(__doc__, configured=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("row", help="a row of the table")
-    parser.add_argument("--against", default="single", metavar="ROW", help="the row to compare it with")
+    parser.add_argument(
+        "--against", default="single", metavar="ROW", help="the row to compare it with (default: single)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything into a new file")
     arguments = parser.parse_args()
     cli.must_be_new(arguments.json, "--json", "file")

@@ -12,10 +12,11 @@ from lockstep.files import write_json
 from lockstep.forecast import clusters, memory, model, sharded
 from lockstep.forecast.clusters import MEMORY, MOST_GPUS, Cluster
 from lockstep.forecast.sharded import Run, Shape
-from lockstep.terminal import print_table, within
+from lockstep.terminal import print_table, short, within
 
 MEASURED = paths.PROJECT / "docs" / "measurements" / "others" / "llm-foundry.csv"  # it is not in images
 AT_A_TIME = 16384  # tokens that a GPU computes at a time, at most, where no micro-batch is named
+SPARED = ("MFU, %", "keeps, GiB", "tokens/s per GPU")  # columns that a narrow terminal does without
 MOST_AT_A_TIME, MOST_IN_A_STEP = 2**20, 2**32  # tokens: beyond these even a guess would mislead
 
 
@@ -50,6 +51,8 @@ def tell(arguments: argparse.Namespace) -> int:
         f" texts of {arguments.length:,} tokens, in bf16, activations"
         f" {'computed again' if arguments.checkpointing else 'kept'}"
     )
+    if described.remark:
+        print(described.remark)
     print(f"{arguments.gpu or arguments.cluster}: {cluster}")
     _tell(shape, foretold, without, arguments)
     if arguments.json:
@@ -188,7 +191,7 @@ def _tell(shape: Shape, foretold: list[dict], without: list[Run], arguments: arg
         header.append(f"hours for {arguments.tokens:,.0f} tokens")
     if arguments.price:
         header.append("cost of them")
-    print_table([*header, "how it is known"], [_line(each, arguments) for each in foretold])
+    print_table([*header, "how it is known"], [_line(each, arguments) for each in foretold], SPARED)
     for gpus in dict.fromkeys(each["run"]["gpus"] for each in foretold):
         _tell_of(gpus, [each for each in foretold if each["run"]["gpus"] == gpus])
     for run in without:
@@ -205,7 +208,8 @@ def _tell(shape: Shape, foretold: list[dict], without: list[Run], arguments: arg
     frozen = " LoRA's own weights and their time are taken to be nothing." if arguments.lora else ""
     print(
         f"GiB that a GPU keeps are for {'weights' if arguments.lora else 'weights, gradients and AdamW'}, in fp32."
-        f" Whether activations fit besides was not looked at: lockstep fits counts it.{frozen}"
+        " Whether activations, buckets and gathered layers fit besides was not looked at: lockstep fits counts it."
+        f"{frozen}"
     )
     print(
         "An interval holds nine in ten published runs of llm-foundry, by fsdp, that had no part in the rates, and all"
@@ -251,7 +255,7 @@ def _line(found: dict, arguments: argparse.Namespace) -> list[str]:
         return within(value, value * speed / high, value * speed / low)
 
     line = [found["run"]["strategy"], str(gpus), f"{taking(found['step_seconds'])} s"]
-    line += [within(speed, low, high), f"{100 * found['mfu']:.0f}", f"{found['kept'] / 2**30:.3g}"]
+    line += [within(speed, low, high), f"{100 * found['mfu']:.0f}", short(found["kept"] / 2**30)]
     if arguments.tokens:
         line.append(taking(found["gpu_hours"] / gpus))
     if arguments.price:

@@ -39,9 +39,9 @@ class Cluster:
 
     def __str__(self) -> str:
         return (
-            f"{self.peak / 1e12:g} TFLOPS in bf16, {self.memory / 2**30:g} GB at {self.memory_bandwidth / 1e9:g} GB/s;"
-            f" {self.gpus_per_machine} to a machine, linked by {self.link / 1e9:g} GB/s, machines by"
-            f" {self.network / 1e9:g} Gbit/s"
+            f"{self.peak / 1e12:g} TFLOPS in bf16, {self.memory / 2**30:.3g} GiB at"
+            f" {self.memory_bandwidth / 1e9:g} GB/s; {self.gpus_per_machine} to a machine, linked by"
+            f" {self.link / 1e9:g} GB/s, machines by {self.network / 1e9:g} Gbit/s"
         )
 
 
@@ -70,10 +70,14 @@ BYTES = {
 }
 MEMORY = Quantity(BYTES, 2**20, 2**50, "give a number and its unit, as 24GB or 500MB")
 NETWORK = Quantity(
-    dict.fromkeys(("Gb", "Gbit", "Gbps", "Gbit/s", "Gb/s"), 1e9),
+    {
+        f"{prefix}{bits}": value
+        for prefix, value in (("M", 1e6), ("G", 1e9))
+        for bits in ("b", "bit", "bps", "bit/s", "b/s")
+    },
     1e8,
     1e14,
-    "give .1 to 100000 Gbit/s of a machine, as 3200Gb (bits, not bytes)",
+    "give .1 to 100000 Gbit/s of a machine, with the unit, as 25Gb or 100Mb (bits, not bytes)",
 )
 PER_SECOND = Quantity(
     {"GB/s": 1e9, "TB/s": 1e12}, 1e8, 1e15, "give .1 to 1000000 GB/s in one direction, as 450 GB/s (bytes, not bits)"

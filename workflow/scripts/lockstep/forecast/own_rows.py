@@ -14,12 +14,13 @@ from lockstep.files import write_json
 from lockstep.forecast import clusters, foretelling, memory
 from lockstep.forecast.clusters import MOST_GPUS
 from lockstep.run import record_files, seals
-from lockstep.terminal import print_table, within
+from lockstep.terminal import print_table, short, within
 
 OF_MEMORY = (
     "Memory is counted for a row's widest micro-batch on GPUs, as lockstep fits does; with --memory, "
     f"{memory.RESERVE} of it stay free for CUDA, NCCL and kernels."
 )
+SPARED = ("of it communication, ms", "ranks")  # columns that a narrow terminal does without
 NO_MEMORY = "Whether it fits into memory was not looked at: --memory 24GB counts it."
 
 
@@ -79,7 +80,7 @@ def _possible(rows: list[Row], named: bool) -> list[Row]:
 
 def _tell_one(found: dict) -> dict:
     """Say that a row was looked at, which takes some seconds."""
-    said = f"{1000 * found['seconds']['value']:.3g} ms" if found["seconds"] else found["known"]
+    said = f"{short(1000 * found['seconds']['value'])} ms" if found["seconds"] else found["known"]
     print(f"{found['row']}: {said}", file=sys.stderr, flush=True)
     return found
 
@@ -105,14 +106,14 @@ def _tell_rows(
     lines = [[*_row_cells(each, single), each["known"]] for each in done]
     if there := any(measured.values()):
         header.insert(3, "measured, ms")
-        lines = [[*line[:3], f"{measured[line[0]]:.3g}" if measured[line[0]] else "", *line[3:]] for line in lines]
+        lines = [[*line[:3], short(measured[line[0]]) if measured[line[0]] else "", *line[3:]] for line in lines]
     header[-1:-1] = ["an epoch"] if price is None else ["an epoch", "cost of it"]
     lines = [[*line[:-1], *_epoch_cells(each, price), line[-1]] for line, each in zip(lines, done, strict=True)]
     if counted:
         header.insert(-1, "a GPU, GiB")
         lines = [[*line[:-1], _gib(counted[line[0]]), line[-1]] for line in lines]
     if lines:
-        print_table(header, lines)
+        print_table(header, lines, SPARED)
     for each in found:
         if each["why"]:
             print(f"{each['row']}: {each['known']}: {'; '.join(each['why'])}")
@@ -137,7 +138,7 @@ def _tell_rows(
 def _gib(counted: dict) -> str:
     if counted["why"]:
         return ""
-    return f"{counted['allocated'] / 2**30:.3g}" + ("" if counted["fits"] else ", does not fit")
+    return short(counted["allocated"] / 2**30) + ("" if counted["fits"] else ", does not fit")
 
 
 def _draw(file: Path, found: list[dict], counted: dict[str, dict], capacity: int | None) -> None:
@@ -172,9 +173,9 @@ def _per_sample(found: dict) -> float:
 
 def _row_cells(found: dict, single: dict | None) -> list[str]:
     seconds, faster = found["seconds"], foretelling.speedup(found, single)
-    cells = [f"{1000 * part['value']:.3g}" for part in (seconds, found["parts"]["communication"])]
+    cells = [short(1000 * part["value"]) for part in (seconds, found["parts"]["communication"])]
     if seconds["low"] is not None:
-        cells[0] += f" ({1000 * seconds['low']:.3g} to {1000 * seconds['high']:.3g})"
+        cells[0] = within(*(1000 * seconds[end] for end in ("value", "low", "high")))
     return [found["row"], str(found["ranks"]), *cells, "" if faster is None else f"{faster:.2f}"]
 
 

@@ -8,6 +8,7 @@ from lockstep.files import write_text
 from lockstep.report import charts, pictures
 from lockstep.report.charts import COLOURS, HEIGHT, LINE, MARKERS, plt
 from lockstep.report.words import say
+from lockstep.terminal import short
 
 GREY = COLOURS[-1]
 LINES = 110  # letters in a line of the reasons below
@@ -76,7 +77,7 @@ def figure(marks: list[Mark], capacity: float | None, without: dict[str, str]) -
 
 def label(mark: Mark) -> str:
     """A row's name with its numbers, and why it is grey."""
-    numbers = f"{mark.row}: {mark.milliseconds:.3g} ms, {mark.gib:.3g} GiB"
+    numbers = f"{mark.row}: {short(mark.milliseconds)} ms, {short(mark.gib)} GiB"
     if mark.low is None:
         numbers += ", extrapolated"
     return numbers if mark.fits else f"{numbers}, does not fit"

@@ -15,6 +15,7 @@ Other strategies, and LoRA, are counted with the same rates: they send other byt
 run says how well that agrees, so they are always extrapolated.
 """
 
+import math
 from dataclasses import asdict, dataclass
 
 from lockstep.errors import BadInput, brief
@@ -274,7 +275,7 @@ def facts(shape: Shape, run: Run) -> dict[str, int]:
 def extrapolated(shape: Shape, run: Run) -> list[str]:
     """How a run differs from all runs that forecasts were checked with; empty if it does not."""
     cluster = run.cluster
-    unlike = [] if run.strategy == "fsdp" else [f"no published run is by {run.strategy}"]
+    unlike = [] if run.strategy in ("fsdp", "single") else [f"no published run is by {run.strategy}"]
     unlike += ["no published run is with LoRA"] if run.lora else []
     published = clusters.cards()[cluster.card] if cluster.card in PUBLISHED else None
     known = published is not None and published.rates == cluster.rates
@@ -282,7 +283,8 @@ def extrapolated(shape: Shape, run: Run) -> list[str]:
     for name, value in facts(shape, run).items():
         low, high = CHECKED[cluster.rates][name]
         if not low <= value <= high:
-            beyond.append(f"{value:,} {name} ({low:,} to {high:,} were checked)")
+            things = "GPU" if (name, value) == ("GPUs", 1) else name
+            beyond.append(f"{value:,} {things} ({low:,} to {high:,} were checked)")
     return beyond + _unlike(cluster, published, run.machines > 1) if published else beyond
 
 
@@ -296,6 +298,6 @@ def _unlike(cluster: Cluster, published: Cluster, several: bool) -> list[str]:
     found = []
     for name, (words, unit) in compared.items():
         own, there = (getattr(each, name) / unit for each in (cluster, published))
-        if own != there:
+        if not math.isclose(own, there):  # 2.039 TB/s is 2039 GB/s but for the last bit
             found.append(f"{words.format(own)} ({there:,g} was checked)")
     return found

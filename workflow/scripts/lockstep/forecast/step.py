@@ -5,7 +5,7 @@ tokens, tells what a step costs whatever its batch, and what each token costs. W
 row changes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.stats import theilslopes
@@ -38,7 +38,7 @@ class Line:
     each: float
     draws: np.ndarray
     tokens: tuple[int, int]  # the smallest and the largest number of tokens that was measured
-    mean: float  # tokens of a step
+    mean: float  # tokens of a step of the whole plan
     steps: int
 
     def at(self, tokens: float) -> Estimate:
@@ -53,14 +53,16 @@ def line(results: Results, row: str) -> Line:
         raise BadInput(f"{row}: no run of it has succeeded in {results.folder}.")
     asked = runs[0].asked
     plan = Plan.load(paths.require(paths.plan_file(results.folder, asked["plan"]), "plan.py"))
-    tokens = (plan.widths * np.diff(plan.starts))[WARMUP_STEPS:]
+    planned = plan.widths * np.diff(plan.starts)
+    tokens = planned[WARMUP_STEPS:]
     folder = results.folder / paths.RUNS / paths.run_name(row, runs[0].world_size, 1)
     same = [run for run in runs if run.asked["plan"] == asked["plan"]]  # with vary_seed each has another one
     files = [folder.with_name(f"rep{run.repeat}") / paths.STEPS for run in same]
     seconds = [each for each in map(step_seconds, files) if len(each) == len(tokens)]
     if not seconds:
         raise BadInput(f"{row}: its runs' steps are not in {results.folder}.")
-    return fit(tokens, np.median(seconds, axis=0))
+    # The first steps are no part of the line, but of what a batch has in the mean: a plan may begin with its widest.
+    return replace(fit(tokens, np.median(seconds, axis=0)), mean=float(np.mean(planned)))
 
 
 def fit(tokens: np.ndarray, seconds: np.ndarray) -> Line:
