@@ -178,6 +178,31 @@ def sparse(loader, mistake):
         optimizer.step()
 
 
+class Graph(nn.Module):
+    """A model that is called with a sparse matrix, and has another one as a buffer."""
+
+    def __init__(self, links):
+        super().__init__()
+        self.register_buffer("links", links.to_sparse_csr())
+        self.last = nn.Linear(20, 4)
+
+    def forward(self, links, points):
+        return self.last((links @ points.T + self.links @ points.T).T)
+
+
+def graph(loader, mistake):
+    links = (torch.rand(20, 20) < 0.2).float()
+    model = Graph(links)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for points, labels in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(links.to_sparse(), points), labels).backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+        optimizer.step()
+
+
 class Sometimes(nn.Module):
     """Leaves out its second layer in some of the steps, by chance."""
 
@@ -246,7 +271,7 @@ class Masking:
 
 
 KINDS = (plain, adversarial, temperature, sharded, flat, joined, views, closure, fitted, waits, experts, growing)
-KINDS += (sparse, layer_drop)
+KINDS += (sparse, graph, layer_drop)
 
 
 def main():

@@ -46,6 +46,9 @@ def main():
             generator = torch.Generator().manual_seed(number)
             points = torch.randn(8, 20, generator=generator)
             labels = torch.randint(4, (8,), generator=generator)
+            if "overlap" in arguments.mistake:  # all ranks have these two samples
+                points[:2] = torch.randn(2, 20, generator=torch.Generator().manual_seed(1000 + step))
+                labels[:2] = step % 4
             if "outside" in arguments.having:
                 loss = nn.functional.cross_entropy(wrapped(points)[0], labels)
             else:

@@ -1,5 +1,6 @@
 """What `lockstep prove` makes of recordings, without a training."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -27,6 +28,7 @@ def handing_out(*chosen: list | None) -> recording.Recording:
         batches = [list(range(start, start + 8)) for start in range(32 * rank["rank"], 32 * rank["rank"] + 32, 8)]
         loader = {"size": 256, "ordinal": 0, "indexed": True, "batches": [batches], "length": 4, "chosen": given}
         loader |= {"trains": True, "evaluates": False, "dispatched": False, "subset": None, "repeats": False}
+        loader["divisions"] = []
         ranks.append(rank | {"loaders": [loader]})
     return replace(of_both, ranks=ranks)
 
@@ -60,3 +62,36 @@ def test_a_data_set_that_does_not_tell_its_size_is_not_judged_by_it():
     for rank in unsized.ranks:
         rank["loaders"][0]["size"] = None
     assert findings.between_ranks(unsized) == []
+
+
+@pytest.mark.parametrize(
+    ("seeds", "level"), [((0, 0), None), ((0, 1), findings.DIFFERENT), ((0, None), findings.DIFFERENT)]
+)
+def test_samplers_that_divide_an_epoch_in_orders_of_their_own_are_told(seeds, level):
+    """Although no sample of the recorded steps is repeated."""
+    recorded = handing_out([64, "alike"], [64, "alike"])
+    for rank, seed in zip(recorded.ranks, seeds, strict=True):
+        rank["loaders"][0]["divisions"] = [{} if seed is None else {"seed": seed, "shuffle": True}]
+    assert [each.level for each in findings.between_ranks(recorded)] == ([level] if level else [])
+
+
+@pytest.mark.parametrize(
+    ("rows", "levels"),
+    [
+        ([("a", "b")] * 4, [findings.DIFFERENT]),
+        ([("a", "b")] * 3, []),  # too few steps
+        ([("a", "b")] * 3 + [("c", "d")], []),  # not in each
+        ([("same", "b")] * 4, []),  # a constant input, which no rank can have for itself
+    ],
+)
+def test_samples_that_ranks_share_in_each_step_are_told(rows, levels):
+    """One of three: where they are as many in each step, it is not chance."""
+    of_both = recorded(ranks=2, steps=1)
+    for rank in of_both.ranks:
+        rank["steps"] = [copy.deepcopy(rank["steps"][0]) for _ in rows]
+        for step, (shared, own) in enumerate(rows):
+            names = [shared if shared == "same" else f"{step}{shared}", f"{step}{own}{rank['rank']}"]
+            if shared == "c":
+                names[0] += str(rank["rank"])
+            rank["steps"][step]["calls"][0]["rows"] = names
+    assert [each.level for each in findings.between_ranks(of_both)] == levels

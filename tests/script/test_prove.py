@@ -114,6 +114,8 @@ WRONG = {
     "drifting": ("apart", TORCHRUN, "scaler.step(optimizer)"),
     "schedule_of_ranks": ("schedule", TORCHRUN, "scaler.step(optimizer)"),
     "decay_of_ranks": ("setting", TORCHRUN, "scaler.step(optimizer)"),
+    "seed_of_rank": ("divided_otherwise", TORCHRUN, "scores = called"),
+    "overlap": ("shared_samples", DRAWN, "loss = wrapped(points, labels)"),
     "coarse_hook": ("communication", TORCHRUN, "scaler.scale(loss).backward()"),
 }
 
@@ -219,12 +221,31 @@ BESIDE = ("torchrun", "--nproc-per-node", "2", "beside.py")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", ["adversarial", "temperature", "sharded", "views", "closure", "fitted", "growing", "sparse"]
+    "kind", ["adversarial", "temperature", "sharded", "views", "closure", "fitted", "growing", "sparse", "graph"]
 )
 def test_all_that_is_trained_is_proven(kind, tmp_path):
     verdict = proven(tmp_path, *BESIDE, kind, options=("--steps", "4"))
     assert verdict["answer"] == "equal", verdict["said"]
     assert not verdict["findings"]
+
+
+PADDED = ("torchrun", "--nproc-per-node", "2", "padded.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["mask", "ignored", "left", "tokens_first", "fields"])
+def test_samples_are_the_same_to_whatever_length_a_batch_is_padded(form, tmp_path):
+    verdict = proven(tmp_path, *PADDED, form, options=("--steps", "6"))
+    assert verdict["answer"] == "equal", verdict["said"]
+    assert not verdict["findings"]
+    assert verdict["table"][0]["samples"] == [6, 6]
+
+
+@pytest.mark.slow
+def test_a_mean_over_each_ranks_own_tokens_is_found_though_batches_are_padded(tmp_path):
+    verdict = proven(tmp_path, *PADDED, "mask", "--mistake", "own_mean", options=("--steps", "4"))
+    assert verdict["answer"] == "different", verdict["said"]
+    assert "a mean of means is not the mean" in verdict["findings"][0]["do"]
 
 
 @pytest.mark.slow

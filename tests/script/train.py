@@ -114,6 +114,8 @@ def train(rank, world, epochs, arguments):
         wrapped = torch.compile(wrapped)
     data = Points(arguments.samples, "noisy" in having, seed=rank if "other_data" in mistake else 1)
     sampler = None if "same_samples" in mistake else DistributedSampler(data, drop_last="drop_last" in having)
+    if "seed_of_rank" in mistake:
+        sampler = DistributedSampler(data, seed=rank)
     if "own_sampler" in having:
         sampler = Own(len(data), rank, world)
     if "some" in having:

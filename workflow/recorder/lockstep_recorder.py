@@ -17,6 +17,7 @@ import atexit
 import collections.abc
 import contextlib
 import copy
+import dataclasses
 import functools
 import hashlib
 import inspect
@@ -61,6 +62,7 @@ class State:
         self.made = set()  # weak references to the storages of what the models returned in training
         self.loaders = []  # the batches of each DataLoader of this process
         self.loader = None  # that gave the last batch
+        self.second = {}  # whether the second dimension is that of the samples, by name of a model's input
         self.random = None  # the states of random generators when it gave it, until a backward pass
         self.drawn = 0  # the number of batches between which and their backward pass random numbers were drawn
         self.items = 0  # of data sets that were fetched in this process
@@ -104,33 +106,87 @@ def line():
 
 
 def rows_of(inputs):
-    """A hash of each row of a batch: [samples]. Padding is left out if there is an attention_mask.
+    """A hash of each sample of a batch: [samples]. Padding is left out, as ranks pad to other lengths than one process.
 
-    What models have made is left out, too, as a generator's images: it is rounded otherwise in another batch.
+    It is what an attention mask leaves out, or else zeros (and -100, of labels) at a sample's end. What models have
+    made is left out, too, as a generator's images: it is rounded otherwise in another batch.
     """
     import torch
 
     named = {name: tensor for name, tensor in _tensors(inputs) if not was_made(tensor)}
     if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in named.values()):
         return []  # within torch.func a tensor stands for several, and has no values
-    sized = {name: tensor for name, tensor in named.items() if tensor.dim()}
+    local = {name: getattr(tensor, "_local_tensor", tensor).detach() for name, tensor in named.items()}
+    sized = {name: samples_first(name, tensor) for name, tensor in local.items() if has_values(tensor) and tensor.dim()}
     if not sized:
         return []
     size = next(iter(sized.values())).shape[0]
-    mask = next((tensor for name, tensor in sized.items() if name.endswith("attention_mask")), None)
+    sized = {name: tensor.cpu() for name, tensor in sized.items() if tensor.shape[0] == size}
+    masks = {name: keep for name in sized if (keep := kept_by(name, sized)) is not None}
+    mask = next(iter(masks.values()), None)
     hashes = [hashlib.blake2b(digest_size=8) for _ in range(size)]
-    for name, tensor in sized.items():
-        if tensor.shape[0] != size or name.endswith(("attention_mask", "position_ids")):
+    for name, array in sized.items():
+        if name in masks or name.endswith("position_ids"):
             continue
-        array = tensor.detach().cpu().contiguous()
+        masked = mask is not None and mask.shape == array.shape and not array.is_floating_point()
         if array.is_floating_point() or array.is_complex():
             array = array.to(torch.float32)  # with autocast, inputs may have another precision
-        masked = mask is not None and mask.shape == tensor.shape and not tensor.is_floating_point()
-        keep = mask.detach().cpu().bool() if masked else None
         for place, digest in enumerate(hashes):
-            row = array[place][keep[place]] if masked else array[place]
-            digest.update(row.numpy().tobytes())
+            row = array[place][mask[place]] if masked else without_end(array[place])
+            digest.update(row.contiguous().numpy().tobytes())
     return [digest.hexdigest() for digest in hashes]
+
+
+def has_values(tensor):
+    """Whether a tensor has values that can be read one by one, unlike a sparse, nested or quantised one."""
+    import torch
+
+    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
+
+
+def samples_first(name, tensor):
+    """A tensor of a batch whose first dimension is that of the samples, as it is the second one in [tokens, samples].
+
+    The sizes of the DataLoader's batches tell, unless both dimensions may be it: then what they told before. A script
+    may divide a batch into equal parts.
+    """
+    loader = state.loader
+    if tensor.dim() < 2 or loader is None or loader["dispatched"] or not loader["indexed"] or not loader["batches"]:
+        return tensor
+    sizes = {len(batch) for batch in loader["batches"][-1]}
+    may_be = [any(size % tensor.shape[0] == 0 for size in sizes) if tensor.shape[0] else True, tensor.shape[1] in sizes]
+    if may_be[0] != may_be[1]:
+        state.second[name] = may_be[1]
+    return tensor.transpose(0, 1) if may_be[1] and state.second.get(name) else tensor
+
+
+def kept_by(name, batch):
+    """Which elements a padding mask among a batch's tensors keeps: booleans [samples, tokens]; None if it is no mask.
+
+    One of booleans may have any name, and may mean either by True. All samples are padded at the same end, so at the
+    other end all of its values are alike, and mean that a token is kept.
+    """
+    import torch
+
+    mask = batch[name]
+    if name.endswith("attention_mask"):
+        return mask.bool()
+    others = [tensor.shape[:2] for other, tensor in batch.items() if other != name]
+    if mask.dtype != torch.bool or mask.dim() != 2 or not mask.numel() or mask.shape not in others:
+        return None
+    changes = (mask[:, 1:] != mask[:, :-1]).sum(1)
+    ends = [end for end in (mask[:, 0], mask[:, -1]) if bool((end == end[0]).all())]
+    return mask == ends[0][0] if ends and bool((changes < 2).all()) else None
+
+
+def without_end(row):
+    """A sample without the padding at its end: zeros and, before these, -100 in integers."""
+    if not row.dim() or not row.numel():
+        return row
+    flat = row.reshape(row.shape[0], -1)
+    filled = (flat != 0) if row.is_floating_point() or row.is_complex() else (flat != 0) & (flat != -100)
+    filled = filled.any(1).nonzero()
+    return row[: int(filled[-1]) + 1 if len(filled) else 0]
 
 
 def note_made(output):
@@ -163,7 +219,9 @@ def stored(inputs):
     import torch
     from torch.utils import _pytree as pytree
 
-    leaves = [leaf if isinstance(leaf, torch.Tensor) else None for leaf in pytree.tree_leaves(inputs)]
+    leaves = [
+        leaf if isinstance(leaf, torch.Tensor) and has_values(leaf) else None for leaf in pytree.tree_leaves(inputs)
+    ]
     number, state.calls = state.calls, state.calls + 1
     if sum(leaf.nbytes for leaf in leaves if leaf is not None) <= LARGEST:
         leaves = [None if leaf is None else leaf.detach().cpu() for leaf in leaves]
@@ -210,9 +268,12 @@ def _tensors(value, name=""):
 
     if isinstance(value, torch.Tensor):
         yield name, value
-    elif isinstance(value, dict):
+    elif isinstance(value, collections.abc.Mapping):
         for key, inner in value.items():
             yield from _tensors(inner, f"{name}.{key}")
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _tensors(getattr(value, field.name, None), f"{name}.{field.name}")
     elif isinstance(value, (list, tuple)):
         for place, inner in enumerate(value):
             yield from _tensors(inner, f"{name}.{place}")
@@ -297,7 +358,7 @@ def buffers():
     found = {}
     for number, model in enumerate(state.models):
         for name, buffer in model.named_buffers():
-            if buffer.is_floating_point() and buffer.numel() and not buffer.is_meta:
+            if buffer.is_floating_point() and has_values(buffer) and buffer.numel():
                 found[(f"{number}." if number else "") + plain(name)] = sketched(whole(buffer)[0])
     return found
 
@@ -1017,6 +1078,7 @@ def _change_loaders(torch):
         ordinal = sum(loader["size"] == size for loader in state.loaders)
         about = {"size": size, "ordinal": ordinal, "batches": [], "length": None, "trains": False, "evaluates": False}
         about["dispatched"] = False  # whether rank 0 draws the batches of all ranks
+        about["divisions"] = []  # by what each epoch is divided among ranks
         about["subset"] = _digest(getattr(dataset, "indices", None))
         about["repeats"] = bool(getattr(self.sampler, "replacement", False))
         parts = (self, self.sampler, self.batch_sampler)
@@ -1037,11 +1099,13 @@ def _change_loaders(torch):
         self._lockstep = getattr(loader, "_lockstep", None)
         if self._lockstep is not None:
             self._lockstep["batches"].append([])
+            self._lockstep["divisions"].append(_division(loader))
         reset(self, loader, *args, **kwargs)
 
     def noted_reset(self, loader, first_iter=False):
         if not first_iter and self._lockstep is not None:  # persistent workers begin another epoch
             self._lockstep["batches"].append([])
+            self._lockstep["divisions"].append(_division(loader))
         reset_again(self, loader, first_iter)
 
     def noted_index(self):
@@ -1182,14 +1246,29 @@ def _integer(index):
         return index
 
 
+def _samplers(loader):
+    """A DataLoader's sampler and those within it: Accelerate divides a batch sampler among ranks by one around it."""
+    part = loader.sampler
+    for _ in range(4):
+        yield part
+        part = getattr(part, "sampler", None) or getattr(part, "batch_sampler", None) or loader.batch_sampler
+
+
 def _chosen(loader):
     """How many samples its sampler draws from, and a hash of them, if it was given some (SubsetRandomSampler)."""
-    part = loader.sampler
-    for _ in range(4):  # Accelerate divides a batch sampler among ranks by one around it
+    for part in _samplers(loader):
         if (indices := getattr(part, "indices", None)) is not None and (digest := _digest(indices)):
             return [len(indices), digest]
-        part = getattr(part, "sampler", None) or getattr(part, "batch_sampler", None) or loader.batch_sampler
     return None
+
+
+def _division(loader):
+    """By what samplers that divide an epoch among ranks shuffle it: settings by name, which all ranks must share."""
+    parts = list(_samplers(loader))
+    if not any(hasattr(part, name) for part in parts for name in ("num_replicas", "num_processes")):
+        return {}
+    names = ("seed", "initial_seed", "epoch", "shuffle")
+    return {name: value for part in parts for name in names if isinstance(value := getattr(part, name, None), int)}
 
 
 def _digest(indices):

@@ -13,7 +13,7 @@ import argparse
 import shlex
 import shutil
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from lockstep import cli, files, paths
@@ -56,6 +56,7 @@ def main() -> int:
             raise
         except RunFailed as error:
             verdict = findings.Verdict(findings.UNTOLD, str(error), [])
+        verdict = replace(verdict, findings=sorted(verdict.findings, key=findings.severity))
         if arguments.output:
             files.write_json(Path(temporary) / paths.VERDICT, asdict(verdict))
             files.write_text(Path(temporary) / PAGE, page.page(verdict, shlex.join(command), arguments.gpus))

@@ -28,6 +28,7 @@ OTHER_SIZE = 0.01  # relative, of gradients of which only the norm is known
 ALWAYS = 2e-5  # relative; if no step's gradient differs by more in size, it is scaled to that size
 MANY = 0.5  # as a share of a step's samples: if ranks share more than this, it is not chance
 OWN_PART = "give each rank its own part, as by DistributedSampler(dataset)."
+FEW = 4  # steps that show a rule
 _listed = partial(listed, most=3)
 OF_SCALE = ("summed", "averaged_twice", "gradient_scale")  # causes that are reported beside any other finding
 EXPLAIN = ("beginning", "apart", "clipped_apart", "groups")  # findings of which a difference to one process may come
@@ -67,7 +68,7 @@ def between_ranks(recorded: Recording) -> list[Finding]:
     (recorded,) = _alike_beside(recorded)
     if divided(recorded) == STAGES:  # each rank trains other parameters, and few of them read samples
         return []
-    checks = [_other_beginning, _of_each_rank, _same_samples, _a_step_later, _handed_out, _drifting]
+    checks = [_other_beginning, _of_each_rank, _same_samples, _divided_otherwise, _a_step_later, _handed_out, _drifting]
     checks += [_not_cleared, _clipped_while_scaled, _clipped_apart, _no_gradient, _every_micro_batch, _one_device]
     checks += [_same_random_numbers, _without_gradient, _saved_as_module]
     return [finding for check in checks for finding in check(recorded)]
@@ -209,6 +210,11 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
         found.insert(0, cause)
     reason, parameters = wrong_of(found)[0].says, _by_parameter(recorded, alone, floor, at)
     return Verdict(DIFFERENT, reason, found, distances[-1], floors[-1], table, at + 1, parameters)
+
+
+def severity(finding: Finding) -> int:
+    """By what findings are sorted: those that mean another model come first."""
+    return (DIFFERENT, CAUTION, NOTE).index(finding.level)
 
 
 def wrong_of(found: list[Finding]) -> list[Finding]:
@@ -517,6 +523,42 @@ def _same_samples(recorded: Recording) -> list[Finding]:
             if len(several) > MANY * distinct:
                 says = f"{len(several)} of {distinct} samples are trained by more than one rank"
                 return [Finding("shared_samples", DIFFERENT, says, OWN_PART, _call_line(recorded, step), step + 1)]
+    if shared := _always_shared(recorded):
+        says = f"{shared} samples are trained by more than one rank in each step"
+        return [Finding("shared_samples", DIFFERENT, says, OWN_PART, _call_line(recorded, 0), 1)]
+    return []
+
+
+def _always_shared(recorded: Recording) -> int:
+    """How many samples of each step more than one rank trains, if these are as many each time, as if by a rule.
+
+    By chance they would not be. Samples that several steps have, such as a constant input, do not count.
+    """
+    steps = [[set(_rows(rank["steps"][step])) for rank in recorded.ranks] for step in range(recorded.steps)]
+    seen_in = Counter(row for ranks in steps for row in set().union(*ranks))
+    counts = [
+        sum(number > 1 and seen_in[row] == 1 for row, number in Counter(row for rows in ranks for row in rows).items())
+        for ranks in steps
+    ]
+    return counts[0] if len(counts) >= FEW and len(set(counts)) == 1 else 0
+
+
+def _divided_otherwise(recorded: Recording) -> list[Finding]:
+    """Find samplers that divide an epoch among ranks, each in an order of its own, so that their parts overlap."""
+    for same in loaders_alike(recorded.ranks):
+        if len(same) < recorded.world or not _of_one_data(same) or _has_own_data(recorded, same):
+            continue
+        for divisions in zip(*(loader["divisions"] for loader in same), strict=False):
+            names = dict.fromkeys(name for each in divisions for name in each)
+            values = {name: dict.fromkeys(str(each.get(name)) for each in divisions) for name in names}
+            if name := next((name for name in names if len(values[name]) > 1), None):
+                says = (
+                    f"ranks divide an epoch in orders of their own, as their samplers' {name.replace('_', ' ')} is"
+                    f" {_listed(values[name])}: some samples are handed out more than once, others never"
+                )
+                level = DIFFERENT if same[0]["trains"] else CAUTION
+                do = "only the sampler's rank may differ between ranks."
+                return [Finding("divided_otherwise", level, says, do, _call_line(recorded, 0))]
     return []
 
 
@@ -956,7 +998,7 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
             if recorded.ranks[0]["initial"]["trainer"]:
                 do = (
                     "a model whose loss is a mean already (a classifier's) needs"
-                    " TrainingArguments(average_tokens_across_devices=False)."
+                    " TrainingArguments(average_tokens_across_devices=False); otherwise divide by the number of ranks."
                 )
             return Finding("summed", DIFFERENT, says, do, **at)
         if np.isclose(ratio, 1 / world, rtol=0.02):

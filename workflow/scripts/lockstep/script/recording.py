@@ -444,8 +444,8 @@ def _read(folder: Path, exit_code: int, log: Path | None, of_one: bool = False) 
         if not seen:
             why = "did not import PyTorch in a Python process that Lockstep can observe"
         code = f", and ended with exit code {exit_code}" if exit_code else ""
-        words = f": {_last_words(log)}" if log else ""
-        raise RunFailed(f"the command {why}{code}{words}")
+        words = _last_words(log) if log else _first_failure(folder)
+        raise RunFailed(f"the command {why}{code}{words and f': {words}'}")
     ranks = [each["rank"] for each in trained]
     if of_one and len(ranks) > 1:
         raise RunFailed("the script starts several ranks itself; start them by torchrun or by torch's mp.spawn")
@@ -458,6 +458,14 @@ def _read(folder: Path, exit_code: int, log: Path | None, of_one: bool = False) 
     if ranks != list(range(trained[0]["world"])):
         raise RunFailed(f"of {trained[0]['world']} ranks, only these did a step: {', '.join(map(str, ranks))}")
     return Recording(folder, trained, exit_code, log)
+
+
+def _first_failure(folder: Path) -> str:
+    """The error of the process that failed first, without those that started others; empty if none is known."""
+    parents = {each["parent"] for each in _all(folder, "started")}
+    files = sorted(folder.glob("failed.*.json"), key=lambda file: file.stat().st_mtime_ns)
+    failed = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    return next((f"rank {each['rank']}: {each['says']}" for each in failed if each["pid"] not in parents), "")
 
 
 def _last_words(log: Path) -> str:
