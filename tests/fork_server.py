@@ -82,9 +82,9 @@ def serve(address: str) -> None:
     """Fork a process for each connection, until the process that started this one has ended."""
     starter = os.getppid()
     for name in PRELOADED:
-        with contextlib.suppress(ImportError):  # images have what their rows need
-            with contextlib.redirect_stdout(sys.stderr):  # where DeepSpeed says which device it takes
-                importlib.import_module(name)
+        # Images have what their rows need; and DeepSpeed says which device it takes.
+        with contextlib.suppress(ImportError), contextlib.redirect_stdout(sys.stderr):
+            importlib.import_module(name)
     gc.freeze()  # or each fork would copy the pages of all these objects, to count references to them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects those that have answered
     with socket.socket(socket.AF_UNIX) as listening:
