@@ -2,10 +2,14 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import transformers
+from transformers.models.auto import modeling_auto as auto
+from transformers.models.auto.configuration_auto import model_type_to_module_name
 
 from lockstep import paths
 from lockstep.config import reading
@@ -90,9 +94,22 @@ def test_a_model_that_is_none_is_refused(tmp_path, content, task, length, said):
         model.read(file, task, length)
 
 
+def test_models_whose_positions_begin_after_the_padding_s_number_are_known():
+    """Pretended GPUs look nothing up, so that a text which is too long would be counted."""
+    kinds = {*auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES, *auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
+
+    def begins_late(kind: str) -> bool:
+        folder = Path(transformers.__file__).parent / "models" / model_type_to_module_name(kind)
+        sources = [file.read_text(encoding="utf-8") for file in folder.glob("modeling_*.py")]
+        words = ("create_position_ids_from_input_ids(", "self.position_embeddings = ")
+        return any(all(word in source for word in words) for source in sources)
+
+    assert {kind for kind in kinds if begins_late(kind)} == set(model.AFTER_PADDING)
+
+
 def test_a_model_by_its_shape_has_the_class_of_its_task(tmp_path):
     file = tmp_path / "model.yaml"
-    file.write_text(LLAMA, encoding="utf-8")
+    file.write_text(LLAMA + "rms_norm_eps: 1e-5\n", encoding="utf-8")
     assert model.read(file, "language-modelling", 64).config["architectures"] == ["LlamaForCausalLM"]
     folder = tmp_path / "folder"
     folder.mkdir()

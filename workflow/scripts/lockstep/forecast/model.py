@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +17,8 @@ CLASSES = {
     "image-classification": "AutoModelForImageClassification",
 }
 # Models whose first position is the padding token's number plus one, so that their longest text is that much shorter.
-AFTER_PADDING = ("camembert", "data2vec-text", "mpnet", "roberta", "roberta-prelayernorm")
-AFTER_PADDING += ("xlm-roberta", "xlm-roberta-xl")
+AFTER_PADDING = ("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm")
+AFTER_PADDING += ("mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod")
 MISSPELT = 0.85  # difflib's ratio from which on an unknown key of a config.json is taken for a misspelt one
 
 
@@ -61,7 +62,7 @@ def read(path: Path, task: str, length: int, image_size: int | None = None) -> M
             " model of your own is not counted."
         )
     yaml = file.suffix in (".yaml", ".yml")
-    keys = load_yaml(file) if yaml else _read_json(file)
+    keys = {name: _number(value) for name, value in load_yaml(file).items()} if yaml else _read_json(file)
     if not isinstance(keys, dict) or "model_type" not in keys:
         raise BadInput(f"--model {file}: has no key model_type. Write one, as in model_type: llama.")
     _refuse_unknown_kind(keys["model_type"], file)
@@ -104,6 +105,11 @@ def _read_json(file: Path):
         raise BadInput(
             f"--model {file}: is not JSON: {brief(error)}. A model in YAML has a name that ends in .yaml."
         ) from None
+
+
+def _number(value):
+    """A value of a YAML file, in which 1e-5 is a text, since it has no point."""
+    return float(value) if isinstance(value, str) and re.fullmatch(r"-?\d+e-?\d+", value, re.ASCII) else value
 
 
 def _refuse_unknown_kind(kind, file: Path) -> None:
