@@ -145,7 +145,7 @@ def test_a_node_that_is_stopped_is_named_after_the_silence(lead, others, monkeyp
 
 def test_nodes_wait_while_node_0_looks_through_large_states(lead, tmp_path, monkeypatch):
     """To hash those of a model of 7B takes longer than the silence after which a node counts as gone."""
-    impatient = FOLLOWING.replace("lead = ", "peers.SILENCE = 2.0\nlead = ", 1)
+    impatient = FOLLOWING.replace("lead = ", "peers.SILENCE = 3.0\nlead = ", 1)
     with started(impatient, str(tmp_path), "1") as other:
         lead_until(lead, lambda: 1 in lead.joined)
         monkeypatch.setattr(lead, "meet", lambda: None)

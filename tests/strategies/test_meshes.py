@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-import weakref
 from functools import cache
 
 import numpy as np
@@ -30,7 +29,6 @@ from transformers import (
 from lockstep import paths
 from lockstep.config import reading
 from lockstep.errors import BadInput, RunFailed
-from lockstep.model import models
 from lockstep.run import refusals
 from lockstep.strategies import cp, pp, tp
 from tests.conftest import copy_project
@@ -768,27 +766,3 @@ def test_ranks_drop_units_of_their_own_in_their_own_heads_or_tokens_only(attenti
     assert torch.equal(states[0], states[1])
     assert torch.equal(outputs[1], outputs[2])
     assert torch.equal(outputs[0], outputs[1]) == (attention == 0 and not by_tokens)
-
-
-class States(list):
-    """What `tp.random_states` returns, so that it can be seen whether it is still there."""
-
-
-def test_random_states_of_layers_that_are_computed_again_do_not_pile_up(monkeypatch):
-    """PyTorch leaves a layer when it has computed what it needs again, before the layer's hooks have run."""
-    made, states = [], tp.random_states
-
-    def noted():
-        own = States(states())
-        made.append(weakref.ref(own))
-        return own
-
-    monkeypatch.setattr(tp, "random_states", noted)
-    size = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
-    model = BertModel(BertConfig(vocab_size=9, **size, hidden_dropout_prob=0.5)).train()
-    models.checkpoint_activations(model)
-    tp.draw_differently(model, tp.BERT, 1, by_tokens=True)
-    for _ in range(3):
-        model(torch.arange(8)[None]).last_hidden_state.sum().backward()
-    assert len(made) == 3 * 2 * 2  # each layer draws in the forward pass, and again in the backward pass
-    assert sum(state() is not None for state in made) <= 1

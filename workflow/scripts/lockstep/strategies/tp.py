@@ -347,12 +347,12 @@ def draw_differently(body, plan, part, by_tokens=False):
     each rank draws others there, from a seed that all ranks have drawn alike plus its own number, `part`. That way
     nothing more has to be saved. With `by_tokens` each rank has parts of its own in the whole of each layer.
     """
-    kept = []  # at most one: where activations are computed again, a layer is left before its `end`
+    kept = []
 
     def begin(module, inputs, outputs=None):
         if module.training:
             seed = int(torch.randint(2**62, ()))
-            kept[:] = [random_states()]
+            kept.append(random_states())
             torch.manual_seed(seed + part)
 
     def end(module, inputs, outputs=None):
