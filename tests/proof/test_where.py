@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
+import transformers
 
-from lockstep.proof.parity import FP64, Trained, first_gradients
+from lockstep.proof.parity import FP64, KEYS_BIAS, Trained, first_gradients, without_gradient
 
 NAMES = ("embeddings.weight", "layer.0.weight", "layer.0.attention.key.bias", "classifier.weight")
-START = {name: torch.zeros(4, dtype=torch.float64) for name in NAMES}
+START = {name: torch.zeros(4, dtype=torch.float64) for name in NAMES if not name.endswith("key.bias")}
 REFERENCE = Trained([1.0, 0.9, 0.8], 2.0, {name: torch.ones(4, dtype=torch.float64) for name in NAMES})
 
 
@@ -82,3 +83,30 @@ def test_the_distances_are_those_of_all_weights_together():
     assert distances.weights == 0.5
     assert distances.norm == 0
     assert distances.update == pytest.approx((4 * 0.25 / 12) ** 0.5)
+
+
+SMALL = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.BertConfig(**SMALL),
+        transformers.DebertaV2Config(**SMALL),
+        transformers.DebertaV2Config(**SMALL, relative_attention=True, pos_att_type=["p2c", "c2p"]),
+        transformers.Qwen2Config(**SMALL, num_key_value_heads=2, pad_token_id=0),
+    ],
+    ids=("bert", "deberta", "deberta-relative", "qwen"),
+)
+def test_the_bias_of_keys_is_left_out_only_where_its_gradient_is_zero(config):
+    torch.manual_seed(0)
+    config.attention_probs_dropout_prob = config.hidden_dropout_prob = config.attention_dropout = 0.0
+    model = transformers.AutoModelForSequenceClassification.from_config(config).double()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.5)
+    ids = torch.randint(1, 20, (4, 6))
+    model(input_ids=ids, labels=torch.tensor([0, 1, 0, 1])).loss.backward()
+    biases = {name: weight for name, weight in model.named_parameters() if name.endswith(KEYS_BIAS)}
+    assert len(biases) >= 2  # one in each layer, with DeBERTa's positions two
+    zero = {name for name, weight in biases.items() if weight.grad.abs().max() < 1e-12}
+    assert without_gradient(model) == zero

@@ -69,9 +69,7 @@ LOSSY = {"losses": 2e-2, "norm": 5e-2, "update": 0.8}
 # Single weights are not compared with the floor: for a tiny gradient, Adam turns rounding noise into full steps.
 MEASURED = ("losses", "norm", "update")
 OF_A_PROOF = (paths.VERDICT, paths.RECORD, paths.ENVIRONMENT)
-# Names of the bias of attention keys. It adds the same number to all scores of a query, which the softmax cancels, so
-# its gradient is zero except for rounding, and Adam turns that into full steps.
-WITHOUT_GRADIENT = ("key.bias", "k_proj.bias", "k_lin.bias", "key_proj.bias")
+KEYS_BIAS = ("key.bias", "k_proj.bias", "k_lin.bias", "key_proj.bias")  # names of the bias of attention keys
 
 
 def prove_reference(config: Config, reference: Row, results: Path, in_forks: bool = False) -> dict:
@@ -322,7 +320,7 @@ class Trained:
         """How far each weight of `other` is from this one's, in the model's order, if it has a gradient at all."""
         for name in start:  # files have another order
             weight = self.weights.get(name)
-            if weight is None or not weight.is_floating_point() or name.endswith(WITHOUT_GRADIENT):
+            if weight is None or not weight.is_floating_point():
                 continue
             # One by one, as copies of a large model may not fit into memory.
             reference, theirs, initial = weight.double(), other.weights[name].double(), start[name].double()
@@ -356,7 +354,24 @@ def _run(config: Config, trial: Row, results: Path) -> Path:
 
 
 def _start(results: Path, trial: Row) -> dict[str, torch.Tensor]:
-    return lora.put_into(models.load(paths.data_folder(results) / paths.WEIGHTS), trial.train).state_dict()
+    """The weights that a trial begins with, without those that no gradient moves."""
+    model = lora.put_into(models.load(paths.data_folder(results) / paths.WEIGHTS), trial.train)
+    unmoved = without_gradient(model)
+    return {name: weight for name, weight in model.state_dict().items() if name not in unmoved}
+
+
+def without_gradient(model: torch.nn.Module) -> set[str]:
+    """The names of a model's weights whose gradient is zero except for rounding, which Adam turns into full steps.
+
+    These are biases of attention keys: such a bias adds the same number to all scores of a query, which the softmax
+    cancels. Where positions are part of the scores, as rotary and relative ones are, each score gets another number,
+    but for the bias of DeBERTa's keys of positions, which is added to all of them.
+    """
+    config = getattr(model, "config", None)
+    by_position = getattr(config, "rope_parameters", None) or getattr(config, "relative_attention", False)
+    by_position = by_position or str(getattr(config, "position_embedding_type", "")).startswith("relative")
+    names = ("pos_key_proj.bias",) if by_position else KEYS_BIAS
+    return {name for name in model.state_dict() if name.endswith(names)}
 
 
 def _folder_of(reference: Row, results: Path) -> Path:
