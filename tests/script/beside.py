@@ -107,6 +107,19 @@ def closure(loader, mistake):
         optimizer.step(evaluate)
 
 
+def penalised(loader, mistake):
+    """The model is called inside its wrapper before the wrapper is, to penalise its slope."""
+    inner = nn.Sequential(nn.Linear(20, 8), nn.Tanh(), nn.Linear(8, 4))
+    model = DistributedDataParallel(inner)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for points, labels in loader:
+        points.requires_grad_()
+        (slope,) = torch.autograd.grad(inner(points).sum(), points, create_graph=True)
+        optimizer.zero_grad()
+        (nn.functional.cross_entropy(model(points), labels) + slope.square().mean()).backward()
+        optimizer.step()
+
+
 class Fitted(nn.Module):
     """A module whose method is the loop."""
 
@@ -271,7 +284,7 @@ class Masking:
 
 
 KINDS = (plain, adversarial, temperature, sharded, flat, joined, views, closure, fitted, waits, experts, growing)
-KINDS += (sparse, graph, layer_drop)
+KINDS += (sparse, graph, penalised, layer_drop)
 
 
 def main():

@@ -101,6 +101,9 @@ def test_a_right_script_is_equal_and_nothing_is_held_against_it(name, tmp_path):
 def test_half_precision_that_a_framework_sets_within_the_model_is_allowed_its_rounding(tmp_path):
     verdict = proven(tmp_path, "torchrun", "--nproc-per-node", "2", "with_accelerate.py", "--having", "bf16")
     assert verdict["answer"] == "equal", verdict["said"]
+    assert (
+        "differences of up to 0.12 of what training changes do not count" in verdict["kinds"]["half_precision"]["says"]
+    )
 
 
 WRONG = {
@@ -221,7 +224,8 @@ BESIDE = ("torchrun", "--nproc-per-node", "2", "beside.py")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", ["adversarial", "temperature", "sharded", "views", "closure", "fitted", "growing", "sparse", "graph"]
+    "kind",
+    ["adversarial", "temperature", "sharded", "views", "closure", "fitted", "growing", "sparse", "graph", "penalised"],
 )
 def test_all_that_is_trained_is_proven(kind, tmp_path):
     verdict = proven(tmp_path, *BESIDE, kind, options=("--steps", "4"))
@@ -491,6 +495,25 @@ for _ in range(3):
 """
 
 
+MOVES = """
+import os, runpy, sys
+
+os.chdir(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, {here!r})
+sys.argv = ["beside.py", "plain"]
+runpy.run_path({here!r} + "/beside.py", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_leaves_its_folder_before_it_imports_pytorch_is_found_again(tmp_path):
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "moves.py").write_text(MOVES.format(here=str(HERE)), encoding="utf-8")
+    start = f"cd {tmp_path} && torchrun --nproc-per-node 2 inner/moves.py"
+    verdict = proven(tmp_path, "sh", "-c", start, options=("--steps", "2"))
+    assert verdict["answer"] == "equal", verdict["said"]
+
+
 @pytest.mark.slow
 def test_processes_that_do_not_know_of_each_other_are_said(tmp_path):
     (tmp_path / "unaware.py").write_text(UNAWARE, encoding="utf-8")
@@ -544,6 +567,15 @@ def test_two_scripts_are_held_against_one_another(tmp_path):
     assert same["answer"] == "equal", same["said"]
     summed = proven(tmp_path / "summed", *TORCHRUN, "--mistake", "summed", options=("--against", " ".join(SPAWN)))
     assert "the nearest to the loss is 5.bias, 2 times as large" in summed["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mistake", "answer"), [("", "equal"), ("own_term", "different")])
+def test_whole_steps_that_adam_makes_of_rounding_are_no_difference_of_two_scripts(mistake, answer, tmp_path):
+    """The gradient of a key's bias in attention is nothing but rounding."""
+    script = ("torchrun", "--nproc-per-node", "2", "attending.py", f"--mistake={mistake}")
+    verdict = proven(tmp_path, *script, options=("--against", "python attending.py"))
+    assert verdict["answer"] == answer, verdict["said"]
 
 
 @pytest.mark.slow

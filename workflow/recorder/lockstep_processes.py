@@ -18,6 +18,7 @@ RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "SLURM_PROC
 WORLDS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE", "SLURM_NTASKS")
 # Rank and world size of torch.distributed's group, kept for when a script has destroyed it.
 _in_group = []
+_begun_in = os.getcwd()  # a script may go elsewhere before it imports PyTorch
 
 
 def rank_and_world():
@@ -45,7 +46,7 @@ def note_start():
         "pid": os.getpid(),
         "parent": os.getppid(),
         "command": sys.orig_argv,
-        "folder": os.getcwd(),
+        "folder": _begun_in,
         "torch": sys.modules["torch"].__version__,
         "variables": {name: value for name, value in os.environ.items() if name not in KNOWN},
     }

@@ -407,7 +407,7 @@ def _begin(model):
 
     number = len(state.models) - 1
     if REPLAY:
-        _put_weights_into(model, number)
+        _put_weights_into(model, number, state.models[:-1])
     if RESEEDED and not number:
         _seed_all(torch, _seed() + 1)
     sketches, hashes, sharded = weights()
@@ -512,14 +512,21 @@ def dropouts(model):
     return max((float(p) for p in probabilities if isinstance(p, (int, float))), default=0.0)
 
 
-def _put_weights_into(model, number=0):
+def _put_weights_into(model, number=0, earlier=()):
+    """Give a model its recorded weights, but for those that it shares with an earlier one, which has them.
+
+    These may be in use: a model may be called inside its wrapper before the wrapper is.
+    """
     import torch
 
+    known = {id(value) for each in earlier for value in (*each.parameters(), *each.buffers())}
     (file,) = [name for name in os.listdir(REPLAY) if name.startswith("initial.") and name.endswith(".pt")]
     stored = torch.load(os.path.join(REPLAY, file), weights_only=True)
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
             key = (f"{number}." if number else "") + plain(name)
+            if id(value) in known:
+                continue
             with gathered(value) as full:
                 target = full.to_local() if hasattr(full, "to_local") else full
                 if key not in stored or stored[key].shape != target.shape:

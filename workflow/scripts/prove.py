@@ -81,7 +81,10 @@ def _prove(command: list[str], against: str | None, folder: Path, asked: recordi
         for by in map(findings.divided, (recorded, other)):
             if by in (findings.STAGES, findings.FLAT):
                 return findings.untold(f"ranks hold parts of the model ({by}), which are not compared", [])
-        found = findings.between_ranks(recorded) + findings.two_scripts(recorded, other)
+        found, untold = _two_scripts(recorded, other, folder, asked)
+        found = findings.between_ranks(recorded) + found
+        if untold:
+            return findings.untold(untold, found)
         steps = min(recorded.steps, other.steps)
         if recorded.steps != other.steps:
             says = f"training ends after {recorded.steps} steps, against {other.steps}"
@@ -104,6 +107,39 @@ def _prove(command: list[str], against: str | None, folder: Path, asked: recordi
     except RunFailed as error:
         return findings.untold(f"as one process {error}", findings.between_ranks(recorded))
     return findings.against_one(recorded, alone, floor)
+
+
+def _two_scripts(
+    recorded: recording.Recording, other: recording.Recording, folder: Path, asked: recording.Asked
+) -> tuple[list[findings.Finding], str]:
+    """What two scripts do differently, and why that can't be told, empty if it can.
+
+    Sums in another order are no other model, and Adam makes whole steps of them where a gradient is nothing else, as
+    that of a key's bias in attention. So where only gradients or weights differ, two replays of the other script show
+    how far that goes.
+    """
+    found = findings.two_scripts(recorded, other)
+    wrong = findings.wrong_of(found)
+    if not wrong or not {each.kind for each in wrong} <= {"gradient", "step"}:
+        return found, ""
+    try:
+        alone, floor = (
+            recording.replay(other, folder / name, asked, backwards=name == "floor") for name in ("alone", "floor")
+        )
+        rounding = findings.rounding_of(alone, floor)[: other.steps]
+    except RunFailed as error:
+        rounding, why = [], str(error)
+    if not findings.is_known(rounding):
+        why = "reversing its batches changes nothing" if rounding else why
+        if findings.wrong_of(findings.two_scripts(recorded, other, findings.NOT_FAR)):
+            return found, ""
+        rest = [each for each in found if each not in wrong]
+        return rest, f"{wrong[0].says}, by less than {findings.FAR:.0%}; how far rounding goes is not known: {why}"
+    judged = findings.two_scripts(recorded, other, rounding)
+    most = max(map(max, rounding))
+    if not findings.wrong_of(judged) and findings.ABOVE_FLOOR * most > findings.TOO_HIGH:
+        return judged, f"{wrong[0].says}, but rounding alone moves the other script by {most:.1%}"
+    return judged, ""
 
 
 def _print(verdict: findings.Verdict) -> None:

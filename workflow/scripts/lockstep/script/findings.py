@@ -21,6 +21,8 @@ SMALLEST = {"torch.float16": 2.0**-11, "torch.bfloat16": 2.0**-8}
 SMALLEST_ELSE = 1e-6
 # As a share of an update: if only larger distances can be detected, there is no verdict, unless each step has one.
 TOO_HIGH = 0.2
+FAR = 0.01  # a difference of this share of the gradient or the update is not taken for rounding
+NOT_FAR = [(FAR / ABOVE_FLOOR,) * 2]  # what two_scripts is given for rounding, where that is not known
 PART = 0.05  # as a share of a parameter's own gradient, which differs if it differs by more, however small it is
 ROUNDED = 1e-7  # the share of a whole gradient up to which a weight's own may be rounding
 SAME_SIZE = 5e-4  # relative; a gradient that differs by less in size differs in its direction
@@ -201,6 +203,7 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
         reason = wrong[0].says if wrong else f"{steps} steps on the same samples came to the same weights,{within}"
         parameters = _by_parameter(recorded, alone, floor, 0)
         answer = DIFFERENT if wrong else EQUAL
+        found += _judged_coarsely(smallest)
         return Verdict(answer, reason, found, distances[-1], floors[-1], table, 1, parameters)
     at = min(step for step in (first, gradient) if step is not None)
     cause = _cause(recorded, alone, floor, at, gradient == at)
@@ -235,6 +238,11 @@ def rounding_of(alone: Recording, floor: Recording) -> list[tuple[float, float]]
     steps = min(alone.steps, floor.steps)
     gradients = [_gradient_distance(floor, alone, step, _common(floor, alone, step)) for step in range(steps)]
     return [(gradients[step], _distance(floor, alone, step)) for step in range(steps)]
+
+
+def is_known(rounding: list[tuple[float, float]]) -> bool:
+    """Whether two replays showed how far rounding goes: if reversing batches changes nothing, they did not."""
+    return max(map(max, rounding), default=0.0) not in (0.0, np.inf)
 
 
 def two_scripts(one: Recording, other: Recording, rounding: list[tuple[float, float]] | None = None) -> list[Finding]:
@@ -867,6 +875,14 @@ def _saved_as_module(recorded: Recording) -> list[Finding]:
 # --- Against one process ----------------------------------------------------------------------------------------
 
 
+def _judged_coarsely(smallest: float) -> list[Finding]:
+    """Say up to where a difference does not count in half precision, as of means over unequal numbers of tokens."""
+    if smallest == SMALLEST_ELSE:
+        return []
+    says = f"in half precision differences of up to {ABOVE_FLOOR * smallest:.2g} of what training changes do not count"
+    return [Finding("half_precision", NOTE, says, "run the script once in float32, where far smaller ones are seen.")]
+
+
 def _other_data(recorded: Recording, alone: Recording) -> Finding | None:
     """Find ranks whose data set has other samples than rank 0's, which the replay uses, under the same indices."""
     mine = [Counter(_rows(rank["steps"][0])) for rank in recorded.ranks]
@@ -1014,7 +1030,7 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
         if seen:
             says = f"{what} is {ratio:.4g} times what it is on one process"
             do = "check what the loss is divided by: micro-batches, ranks, scale."
-            if recorded.ranks[0]["steps"][step]["clip"]:
+            if recorded.ranks[0]["steps"][step]["clip"] and hidden == 1:
                 do = "gradients are clipped: clip after they are averaged over ranks, and by the norm of all of them."
             return Finding("gradient_scale", DIFFERENT, says, do, **at)
     of_gradient = of_gradient and seen

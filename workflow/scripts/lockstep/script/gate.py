@@ -31,7 +31,6 @@ FEWEST_BLOCKS = 5  # before anything is decided
 CONFIDENCE = 0.98  # of the interval; so of 100 changes that are no slower than the limit, one is called slower
 MOST_MORE = 1000  # blocks that could still decide; more are not named
 TRIED = 10  # timed steps of the first run, which shows how long a step takes
-FAR = 0.01  # a difference of this share of the gradient or the update is not taken for rounding
 WINDOW = 3.0  # seconds of a timed run, by default
 
 
@@ -354,11 +353,13 @@ def _compare_models(base: Tree, ours: Tree, runs: Runs) -> tuple[str, list[Findi
             rounding = runs.rounding(base, before)[: before.steps]
         except RunFailed as error:
             rounding, why = [], str(error)
-        if max(map(max, rounding), default=0.0) in (0.0, np.inf):
+        if not findings.is_known(rounding):
             why = "reversing its batches changes nothing" if rounding else why
-            if findings.wrong_of(findings.two_commits(now, before, [(FAR / findings.ABOVE_FLOOR,) * 2])):
+            if findings.wrong_of(findings.two_commits(now, before, findings.NOT_FAR)):
                 return UNEQUAL, found, torch
-            raise RunFailed(f"{wrong[0].says}, by less than {FAR:.0%}; how far rounding goes is not known: {why}")
+            raise RunFailed(
+                f"{wrong[0].says}, by less than {findings.FAR:.0%}; how far rounding goes is not known: {why}"
+            )
         if findings.ABOVE_FLOOR * max(map(max, rounding)) > findings.TOO_HIGH:
             raise RunFailed(f"{wrong[0].says}, but rounding alone moves {base.name} by {max(map(max, rounding)):.1%}")
         found = findings.two_commits(now, before, rounding)

@@ -442,7 +442,10 @@ def _read(folder: Path, exit_code: int, log: Path | None, of_one: bool = False) 
         seen = any(folder.glob("started.*.json"))
         why = "did no optimizer step on a model (an nn.Module that is called)"
         if not seen:
-            why = "did not import PyTorch in a Python process that Lockstep can observe"
+            why = (
+                "did not import PyTorch in a Python process that Lockstep can observe; add to PYTHONPATH rather than"
+                " set it, and do without Python's -E, -I and -S"
+            )
         code = f", and ended with exit code {exit_code}" if exit_code else ""
         words = _last_words(log) if log else _first_failure(folder)
         raise RunFailed(f"the command {why}{code}{words and f': {words}'}")
