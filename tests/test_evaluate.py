@@ -1,9 +1,11 @@
 """Which repetition's test a run may copy: a test that other code made must not survive."""
 
 import pytest
+import torch
+import transformers
 
 import evaluate
-from lockstep import files, paths
+from lockstep import evaluation, files, paths
 from tests import made
 
 
@@ -46,3 +48,18 @@ def test_a_run_that_has_not_ended_copies_no_test(repetition):
     second = repetition(2)
     (second / paths.RECORD).unlink()
     assert evaluate.tested_twin(second) is None
+
+
+def test_a_model_is_tested_in_fp32_where_matrices_are_multiplied_in_tf32_else(tmp_path):
+    """As in NVIDIA's images, by a variable; and PyTorch itself computes convolutions so."""
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    transformers.BertForSequenceClassification(transformers.BertConfig(**shape)).save_pretrained(tmp_path)
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        evaluation.load_model(tmp_path)
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("highest", False)
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]

@@ -410,7 +410,10 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
         ((*GPUS, "--price", "2"), "--price: say of how many tokens"),
         (("--gpu", "a100-40gb", "--gpus", "2"), "--gpus 2: it does not fit"),
         (("--gpu", "l4", "--gpus", "1", "--lora"), "Weights, in fp32, take 4 bytes for each weight, 30 GiB in all"),
-        ((*GPUS, "--strategies", "ddp"), "ddp keeps 120 GiB on each GPU, which has 80, of which 1.5GB stay free. fsdp"),
+        (
+            (*GPUS, "--strategies", "ddp"),
+            "ddp keeps 120 GiB on each GPU, which has 79.6, of which 1.5GB stay free. fsdp",
+        ),
         (("--gpu", "h200", "--gpus", "1", "--strategies", "ddp"), "--strategies: are of several GPUs"),
         ((*GPUS, "--strategies", "tp"), "invalid choice: 'tp'"),
         ((*GPUS, "--model", "nothing.yaml"), "--model nothing.yaml: there is no such file or folder."),

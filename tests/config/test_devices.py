@@ -237,6 +237,7 @@ def test_a_variable_for_finding_errors_is_noted_where_it_makes_a_row_slower(two_
         every = [runs._before(rows[name], []) for name in ("gpu", "cpu")]
         return [[note for note in notes if "for finding errors" in note] for notes in every]
 
+    monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT", raising=False)
     for name, value in (("CUDA_LAUNCH_BLOCKING", "0"), ("TORCH_DISTRIBUTED_DEBUG", "off")):
         monkeypatch.setenv(name, value)
     assert noted() == [[], []]

@@ -422,6 +422,11 @@ def test_what_is_not_the_same_is_named(changes, ahead, message):
     assert message in peers.difference(ABOUT, ABOUT | changes, "node 1", ahead)
 
 
+def test_a_node_whose_driver_does_not_name_its_gpus_is_not_refused():
+    untold = ABOUT | {peers.GPUS: ""}
+    assert peers.difference(ABOUT, untold, "node 1", 0) == peers.difference(untold, ABOUT, "node 1", 0) == ""
+
+
 def test_a_node_waits_for_what_snakemake_is_asked_for_and_heeds_what_it_is_asked_next(tmp_path):
     """launch.py --config results/config.yaml, started first, as docs/several-machines.md has it."""
     results, asked = tmp_path / "results", tmp_path / "results" / "config.yaml"

@@ -179,7 +179,8 @@ def test_a_process_that_the_kernel_does_not_end_is_named_and_not_waited_for():
         processes.end_descendants()
     except RunFailed as error:
         print(str(child.pid) in str(error), error)
-    child.kill()
+    finally:
+        child.kill()
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
     ended = subprocess.run(

@@ -76,6 +76,23 @@ def test_samplers_that_divide_an_epoch_in_orders_of_their_own_are_told(seeds, le
 
 
 @pytest.mark.parametrize(
+    "divisions",
+    [
+        (
+            [{"epoch": 0, "shuffle": True}, {"epoch": 1, "shuffle": True}],
+            [{"epoch": 1, "shuffle": True}],
+        ),  # a look before
+        ([{"seed": 0, "shuffle": False}], [{"seed": 1, "shuffle": False}]),  # which nothing reads
+    ],
+)
+def test_samplers_that_divide_an_epoch_alike_are_not_accused(divisions):
+    recorded = handing_out([64, "alike"], [64, "alike"])
+    for rank, each in zip(recorded.ranks, divisions, strict=True):
+        rank["loaders"][0]["divisions"] = each
+    assert findings.between_ranks(recorded) == []
+
+
+@pytest.mark.parametrize(
     ("rows", "levels"),
     [
         ([("a", "b")] * 4, [findings.DIFFERENT]),

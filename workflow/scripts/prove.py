@@ -137,9 +137,14 @@ def _two_scripts(
         return rest, f"{wrong[0].says}, by less than {findings.FAR:.0%}; how far rounding goes is not known: {why}"
     judged = findings.two_scripts(recorded, other, rounding)
     most = max(map(max, rounding))
-    if not findings.wrong_of(judged) and findings.ABOVE_FLOOR * most > findings.TOO_HIGH:
+    if findings.wrong_of(judged):
+        return judged, ""
+    if findings.ABOVE_FLOOR * most > findings.TOO_HIGH:
         return judged, f"{wrong[0].says}, but rounding alone moves the other script by {most:.1%}"
-    return judged, ""
+    says = (
+        f"differences of up to {findings.ABOVE_FLOOR * most:.1%} of what training changes can't be told from rounding"
+    )
+    return judged + findings.other_settings(recorded, other) + [findings.Finding("rounding", findings.NOTE, says)], ""
 
 
 def _print(verdict: findings.Verdict) -> None:

@@ -16,13 +16,15 @@ from lockstep.errors import BadInput, RunFailed, brief
 from lockstep.files import MANIFEST, read_json, verify
 from lockstep.model import models
 from lockstep.proof import conversion
+from lockstep.strategies.single import allow_tf32
 
 
 def load_model(folder: Path) -> torch.nn.Module:
-    """Load a converted model for prediction, on the GPU if there is one.
+    """Load a converted model for prediction in fp32, on the GPU if there is one.
 
     Raises RunFailed if it has changed since it was converted. A folder that Lockstep did not make has no seal to check.
     """
+    allow_tf32(False)
     _must_be_model(folder)
     if (folder / MANIFEST).is_file() or (folder.parent / paths.SETTINGS).is_file():
         verify(folder, f"Make it again: python workflow/scripts/convert.py {folder.parent}")

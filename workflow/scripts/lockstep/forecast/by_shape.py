@@ -158,7 +158,7 @@ def _does_not_fit(shape: Shape, runs: list[Run]) -> str:
     return (
         f"--gpus {run.gpus}: it does not fit. {what} take {states} bytes for each weight,"
         f" {states * shape.weights / 2**30:,.0f} GiB in all; {run.strategy} keeps"
-        f" {kept:,.0f} GiB on each GPU, which has {room:,.0f}, of which {memory.RESERVE} stay free."
+        f" {kept:,.3g} GiB on each GPU, which has {room:,.3g}, of which {memory.RESERVE} stay free."
         f" fsdp needs at least {needed} GPUs, and more for activations."
     )
 

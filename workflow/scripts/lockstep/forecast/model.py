@@ -109,6 +109,8 @@ def _read_json(file: Path):
 
 def _number(value):
     """A value of a YAML file, in which 1e-5 is a text, since it has no point."""
+    if isinstance(value, dict):
+        return {name: _number(inner) for name, inner in value.items()}
     return float(value) if isinstance(value, str) and re.fullmatch(r"-?\d+e-?\d+", value, re.ASCII) else value
 
 

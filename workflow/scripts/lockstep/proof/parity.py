@@ -365,10 +365,13 @@ def without_gradient(model: torch.nn.Module) -> set[str]:
 
     These are biases of attention keys: such a bias adds the same number to all scores of a query, which the softmax
     cancels. Where positions are part of the scores, as rotary and relative ones are, each score gets another number,
-    but for the bias of DeBERTa's keys of positions, which is added to all of them.
+    but for the bias of DeBERTa's keys of positions, which is added to all of them. Models that rotate only a part of
+    each key, such as Phi, are treated as those that rotate none.
     """
     config = getattr(model, "config", None)
-    by_position = getattr(config, "rope_parameters", None) or getattr(config, "relative_attention", False)
+    rotary = getattr(config, "rope_parameters", None) or {}
+    by_position = rotary and rotary.get("partial_rotary_factor", 1.0) == 1.0
+    by_position = by_position or getattr(config, "relative_attention", False)
     by_position = by_position or str(getattr(config, "position_embedding_type", "")).startswith("relative")
     names = ("pos_key_proj.bias",) if by_position else KEYS_BIAS
     return {name for name in model.state_dict() if name.endswith(names)}

@@ -225,6 +225,8 @@ def difference(ours: dict, theirs: dict, name: str, ahead: float) -> str:
     ahead: by how many seconds the other node's clock is ahead.
     """
     same = ("results folder", "Lockstep's code", "Python", "packages", "settings", GPUS, "files")
+    if not (ours[GPUS] and theirs.get(GPUS)):  # a driver that does not tell is no reason to refuse
+        same = tuple(key for key in same if key != GPUS)
     for label, here, there in differing({key: ours[key] for key in same}, {key: theirs.get(key) for key in same}):
         here, there = ("missing" if value is ABSENT else value for value in (here, there))
         remedy = "Take equal ones, or set hardware.mixed_gpus: true" if label == GPUS else "Make them the same"

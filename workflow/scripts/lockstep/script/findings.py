@@ -283,7 +283,7 @@ def two_commits(one: Recording, other: Recording, rounding: list[tuple[float, fl
     """
     rounding = rounding or [(0.0, 0.0)]
     found = two_scripts(one, other, rounding)
-    found += [each for each in _other_settings(one, other) if each.kind not in {earlier.kind for earlier in found}]
+    found += [each for each in other_settings(one, other) if each.kind not in {earlier.kind for earlier in found}]
     found.sort(key=lambda finding: finding.kind == "step")  # after its cause, which a setting is
     if not wrong_of(found):
         found += _other_buffers(one, other, rounding)
@@ -334,7 +334,7 @@ def _other_start(one: Recording, other: Recording) -> list[Finding]:
     return []
 
 
-def _other_settings(one: Recording, other: Recording) -> list[Finding]:
+def other_settings(one: Recording, other: Recording) -> list[Finding]:
     """What optimizers are told otherwise, in the first step with such a difference.
 
     In so few steps it may move weights by less than rounding is allowed to, as a slightly other weight decay does.
@@ -386,7 +386,7 @@ def _other_options(recorded: Recording, alone: Recording) -> list[Finding]:
     do = "set it by what does not depend on the number of ranks."
     return [
         replace(each, says=f"{each.says.replace(' against ', ', and ')} on one process", do=do)
-        for each in _other_settings(recorded.until(1), alone)
+        for each in other_settings(recorded.until(1), alone)
         if each.kind == "setting"
     ]
 
@@ -556,7 +556,11 @@ def _divided_otherwise(recorded: Recording) -> list[Finding]:
     for same in loaders_alike(recorded.ranks):
         if len(same) < recorded.world or not _of_one_data(same) or _has_own_data(recorded, same):
             continue
-        for divisions in zip(*(loader["divisions"] for loader in same), strict=False):
+        if len({len(loader["divisions"]) for loader in same}) > 1:  # one rank has looked at a batch before
+            continue
+        for divisions in zip(*(loader["divisions"] for loader in same), strict=True):
+            if all(each.get("shuffle") is False for each in divisions):  # a seed then has no effect
+                continue
             names = dict.fromkeys(name for each in divisions for name in each)
             values = {name: dict.fromkeys(str(each.get(name)) for each in divisions) for name in names}
             if name := next((name for name in names if len(values[name]) > 1), None):

@@ -124,7 +124,7 @@ def _require_fit(model, samples: Tokens, folder: Path) -> None:
     """Raise BadInput if a model that Lockstep did not train can't take the longest text, or heeds padding."""
     longest = np.array([samples.lengths.argmax()])
     try:
-        padding.scores(model, samples, longest, samples.longest)
+        padding.scores(model, samples, longest, samples.longest).cpu()  # where a GPU's errors are raised
         share = padding.influence(model, samples)
     except (RuntimeError, IndexError, ValueError) as error:
         raise BadInput(
