@@ -5,6 +5,7 @@ import os
 import platform
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,21 +159,28 @@ def listening(address: str, port: int):
             raise BadInput(f"hardware.endpoint: {address}:{port} can't be used: {error.strerror}.") from None
         listener.listen()
         listener.settimeout(LOOK)
-        ended = threading.Event()
 
-        def answer() -> None:
+        def answer(ended: threading.Event) -> None:
             while not ended.is_set():
                 with contextlib.suppress(OSError), listener.accept()[0] as connection:
                     connection.settimeout(5)
                     connection.recv(1)  # waits until the other end has closed, so that the port is free at once
 
-        thread = threading.Thread(target=answer, daemon=True)
-        thread.start()
-        try:
+        with beside(answer):
             yield
-        finally:
-            ended.set()
-            thread.join()
+
+
+@contextlib.contextmanager
+def beside(work: Callable[[threading.Event], None]):
+    """Call `work` in a thread while the block runs; it must return soon after the event that it gets is set."""
+    ended = threading.Event()
+    thread = threading.Thread(target=work, args=(ended,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def node_rank(given: int | None, nodes: int) -> int:

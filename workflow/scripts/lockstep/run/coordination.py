@@ -20,7 +20,7 @@ from lockstep.config.machine import free_port
 from lockstep.config.row import Row
 from lockstep.errors import BadInput, RunFailed, RunSaved
 from lockstep.run import lifetime
-from lockstep.run.addresses import Rendezvous, endpoint, host_names, listening, own_address, read_hosts
+from lockstep.run.addresses import Rendezvous, beside, endpoint, host_names, listening, own_address, read_hosts
 from lockstep.run.peers import (
     BEAT,
     CALLING,
@@ -109,20 +109,14 @@ class Lead:
     @contextlib.contextmanager
     def beating(self):
         """Beat while the block runs, which may read large files for longer than the other nodes wait for a sign."""
-        ended = threading.Event()
 
-        def beat() -> None:
+        def beat(ended: threading.Event) -> None:
             while not ended.wait(BEAT):
                 for node in self.joined.values():
                     node.beat()
 
-        thread = threading.Thread(target=beat, daemon=True)
-        thread.start()
-        try:
+        with beside(beat):
             yield
-        finally:
-            ended.set()
-            thread.join()
 
     def begin(self) -> None:
         """Tell the others to start, when this node starts."""
