@@ -122,19 +122,19 @@ def _two_scripts(
     wrong = findings.wrong_of(found)
     if not wrong or not {each.kind for each in wrong} <= {"gradient", "step"}:
         return found, ""
-    try:
+
+    def replayed() -> list[tuple[float, float]]:
         alone, floor = (
             recording.replay(other, folder / name, asked, backwards=name == "floor") for name in ("alone", "floor")
         )
-        rounding = findings.rounding_of(alone, floor)[: other.steps]
-    except RunFailed as error:
-        rounding, why = [], str(error)
-    if not findings.is_known(rounding):
-        why = "reversing its batches changes nothing" if rounding else why
+        return findings.rounding_of(alone, floor)[: other.steps]
+
+    rounding, unknown = findings.measured(replayed)
+    if unknown:
         if findings.wrong_of(findings.two_scripts(recorded, other, findings.NOT_FAR)):
             return found, ""
         rest = [each for each in found if each not in wrong]
-        return rest, f"{wrong[0].says}, by less than {findings.FAR:.0%}; how far rounding goes is not known: {why}"
+        return rest, f"{wrong[0].says}, by less than {findings.FAR:.0%}; how far rounding goes is not known: {unknown}"
     judged = findings.two_scripts(recorded, other, rounding)
     most = max(map(max, rounding))
     if findings.wrong_of(judged):

@@ -1,13 +1,13 @@
 """Find and explain differences between a script's ranks, and between its run on several ranks and on one."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
-from lockstep.errors import in_weights, listed
+from lockstep.errors import RunFailed, in_weights, listed
 from lockstep.script.recording import Recording, loaders_alike
 
 DIFFERENT, CAUTION, NOTE = "different", "caution", "note"  # levels: the model is another, may be another, is the same
@@ -240,9 +240,15 @@ def rounding_of(alone: Recording, floor: Recording) -> list[tuple[float, float]]
     return [(gradients[step], _distance(floor, alone, step)) for step in range(steps)]
 
 
-def is_known(rounding: list[tuple[float, float]]) -> bool:
-    """Whether two replays showed how far rounding goes: if reversing batches changes nothing, they did not."""
-    return max(map(max, rounding), default=0.0) not in (0.0, np.inf)
+def measured(rounding: Callable[[], list[tuple[float, float]]]) -> tuple[list[tuple[float, float]], str]:
+    """What `rounding` returns, how far rounding goes in each step, and why that is not known; empty if it is."""
+    try:
+        steps = rounding()
+    except RunFailed as error:
+        return [], str(error)
+    if max(map(max, steps), default=0.0) in (0.0, np.inf):
+        return steps, "reversing its batches changes nothing"
+    return steps, ""
 
 
 def two_scripts(one: Recording, other: Recording, rounding: list[tuple[float, float]] | None = None) -> list[Finding]:

@@ -349,16 +349,12 @@ def _compare_models(base: Tree, ours: Tree, runs: Runs) -> tuple[str, list[Findi
         raise RunFailed(f"two runs of {base.name} alone differ as well, so that the command needs a seed")
     if {each.kind for each in wrong} <= {"gradient", "step"}:
         # Sums in another order are no other model: how far that goes is measured, by the base alone.
-        try:
-            rounding = runs.rounding(base, before)[: before.steps]
-        except RunFailed as error:
-            rounding, why = [], str(error)
-        if not findings.is_known(rounding):
-            why = "reversing its batches changes nothing" if rounding else why
+        rounding, unknown = findings.measured(lambda: runs.rounding(base, before)[: before.steps])
+        if unknown:
             if findings.wrong_of(findings.two_commits(now, before, findings.NOT_FAR)):
                 return UNEQUAL, found, torch
             raise RunFailed(
-                f"{wrong[0].says}, by less than {findings.FAR:.0%}; how far rounding goes is not known: {why}"
+                f"{wrong[0].says}, by less than {findings.FAR:.0%}; how far rounding goes is not known: {unknown}"
             )
         if findings.ABOVE_FLOOR * max(map(max, rounding)) > findings.TOO_HIGH:
             raise RunFailed(f"{wrong[0].says}, but rounding alone moves {base.name} by {max(map(max, rounding)):.1%}")
