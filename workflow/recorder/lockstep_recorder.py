@@ -40,6 +40,7 @@ RESEEDED = os.environ.get("LOCKSTEP_RESEEDED") == "1"  # whether the model draws
 KEEP_DROPOUT = os.environ.get("LOCKSTEP_KEEP_DROPOUT") == "1"
 SCRIPT_FOLDER = os.environ.get("LOCKSTEP_SCRIPT_FOLDER", "")
 BUCKETS = 61
+SKETCHED = 2**14  # numbers of each bucket that are taken at once, since they are copied in double precision
 LARGEST = 2**24  # bytes of a batch that is stored because no DataLoader gave it
 WATCHED = 32  # the first items of a data set, of which it is seen whether they draw random numbers
 # What an optimizer is told for a group of parameters, as far as weights depend on it, which they do not on `fused`.
@@ -73,7 +74,6 @@ class State:
         self.step = _empty_step()
         self.notes = {}  # observations that explain a difference, by name
         self.initial = None
-        self.stored = {}  # the initial weights
         self.pending = {}  # parameters with gradients of their last step, by id, until they are cleared
         self.norms = {}  # of tensors that the script computed since its last backward pass, by place in memory
         self.watch_norms = None  # a function that begins or ends to note them
@@ -323,10 +323,12 @@ def sketched(tensor):
     tensor = tensor.detach()
     tensor = tensor.to_dense() if tensor.is_sparse else tensor
     flat = (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
-    flat = flat.to(torch.float64) if flat.device.type != "mps" else flat.float().cpu().double()
-    norm = float(flat.square().sum().sqrt())  # not norm(), which is watched
-    padded = torch.nn.functional.pad(flat, (0, -flat.numel() % BUCKETS))
-    return [norm, *padded.reshape(-1, BUCKETS).sum(0).tolist()]
+    sums, squares = 0.0, 0.0
+    for part in flat.split(BUCKETS * SKETCHED):
+        part = part.to(torch.float64) if part.device.type != "mps" else part.float().cpu().double()
+        squares += part.square().sum()
+        sums += torch.nn.functional.pad(part, (0, -part.numel() % BUCKETS)).reshape(-1, BUCKETS).sum(0)
+    return [float(squares) ** 0.5, *sums.tolist()]
 
 
 def gradients():
@@ -435,13 +437,16 @@ def _begin(model):
         "trainer": "transformers.trainer" in sys.modules,
     }
     if not REPLAY:
+        file = os.path.join(FOLDER, f"initial.{os.getpid()}.pt")
+        # Of earlier models from the file, as this copy need not be kept while they are trained.
+        initial = torch.load(file, weights_only=True) if rank == 0 and number else {}
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
             with gathered(value) as full:
                 full, _ = whole(full.detach())
                 if rank == 0:
-                    state.stored[(f"{number}." if number else "") + plain(name)] = full.cpu().clone()
+                    initial[(f"{number}." if number else "") + plain(name)] = full.cpu().clone()
         if rank == 0:
-            torch.save(state.stored, os.path.join(FOLDER, f"initial.{os.getpid()}.pt"))
+            torch.save(initial, file)
 
 
 def _not_averaged():
