@@ -271,6 +271,59 @@ def growing(loader, mistake):
         optimizer.step()
 
 
+def later(loader, mistake):
+    """Ranks come to the same weights after the optimizer has stepped: by their mean, or each by its half of them."""
+    model = nn.Sequential(nn.Linear(20, 8), nn.Linear(8, 4))
+    weights = list(model.parameters())
+    rank, world = dist.get_rank(), dist.get_world_size()
+    by_halves = "halves" in mistake or "halves_of_one" in mistake
+    optimizer = torch.optim.SGD(weights[rank::world] if by_halves else weights, lr=0.1)
+    for points, labels in loader:
+        model.zero_grad()
+        nn.functional.cross_entropy(model(points), labels).backward()
+        if "halves" in mistake:
+            for weight in weights:
+                dist.all_reduce(weight.grad)
+                weight.grad /= world
+        optimizer.step()
+        for number, weight in enumerate(weights):
+            if by_halves:
+                dist.broadcast(weight.data, number % world)
+            else:
+                dist.all_reduce(weight.data)
+                weight.data /= world
+
+
+def two_optimizers(loader, mistake):
+    """One of the model's body, the other of its head, which is averaged by hand or not."""
+    body, head = DistributedDataParallel(nn.Linear(20, 8)), nn.Linear(8, 4)
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (body, head)]
+    for points, labels in loader:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        nn.functional.cross_entropy(head(body(points)), labels).backward()
+        for weight in () if "not_averaged" in mistake else head.parameters():
+            dist.all_reduce(weight.grad)
+            weight.grad /= dist.get_world_size()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def evaluated(loader, mistake):
+    """Rank 0 evaluates after each second step, and the others wait for it."""
+    model = DistributedDataParallel(nn.Linear(20, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number, (points, labels) in enumerate(loader, 1):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(points), labels).backward()
+        optimizer.step()
+        if number % 2 == 0:
+            if dist.get_rank() == 0:
+                with torch.no_grad():
+                    model.module(points)
+            dist.barrier()
+
+
 class Masking:
     """A collator that hides some inputs of a batch by chance."""
 
@@ -284,7 +337,7 @@ class Masking:
 
 
 KINDS = (plain, adversarial, temperature, sharded, flat, joined, views, closure, fitted, waits, experts, growing)
-KINDS += (sparse, graph, penalised, layer_drop)
+KINDS += (sparse, graph, penalised, layer_drop, later, two_optimizers, evaluated)
 
 
 def main():

@@ -233,6 +233,31 @@ def test_all_that_is_trained_is_proven(kind, tmp_path):
     assert not verdict["findings"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "how"), [("later", "mean"), ("later", "halves"), ("two_optimizers", ""), ("evaluated", "")]
+)
+def test_a_step_ends_where_the_script_goes_on_after_it(kind, how, tmp_path):
+    verdict = proven(tmp_path, *BESIDE, kind, "--mistake", how, options=("--steps", "2"))
+    assert verdict["answer"] == "equal", verdict["said"]
+    assert not verdict["findings"]
+    assert verdict["table"][0]["gradient"] == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_weights_that_are_made_alike_but_of_other_gradients_are_found(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "later", "--mistake", "halves_of_one", options=("--steps", "2"))
+    assert verdict["answer"] == "different", verdict["said"]
+    assert "they are not those of the mean gradient" in verdict["kinds"]["step"]["says"]
+
+
+@pytest.mark.slow
+def test_the_last_step_has_all_of_its_optimizers(tmp_path):
+    command = (*BESIDE, "two_optimizers", "--mistake", "not_averaged")
+    verdict = proven(tmp_path, *command, options=("--steps", "1"))
+    assert "1.weight, 1.bias" in verdict["kinds"]["apart"]["says"], verdict["said"]
+
+
 PADDED = ("torchrun", "--nproc-per-node", "2", "padded.py")
 
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import sys
+import threading
 import time
 import urllib.parse
 
@@ -14,6 +15,7 @@ FOLDER = os.environ.get("LOCKSTEP_RECORDING", "")
 KNOWN = set(os.environ.get("LOCKSTEP_KNOWN", "").split(","))
 ELSEWHERE = os.environ.get("LOCKSTEP_ELSEWHERE", "")  # a folder from which nothing may be imported
 WAIT = 60  # seconds that a finished rank waits for the others
+GRACE = 5  # seconds that a rank has after its last step, once another one has ended
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "SLURM_PROCID")
 WORLDS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE", "SLURM_NTASKS")
 # Rank and world size of torch.distributed's group, kept for when a script has destroyed it.
@@ -192,12 +194,29 @@ def follow_engine(module, state, done, begin=None):
     engine.step = noted
 
 
+def end_with_others():
+    """From now on let this process end with the other ranks, also while it waits for them, as in a barrier."""
+
+    def follow():
+        while not _done():
+            time.sleep(0.1)
+        time.sleep(GRACE)
+        end_together()
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def _done():
+    """The number of ranks that have done their steps, and end."""
+    return len([name for name in os.listdir(FOLDER) if name.startswith("done.")])
+
+
 def end_together():
     """End this process when all ranks have done their steps; leaving earlier would make the others fail."""
     _, world = rank_and_world()
     open(os.path.join(FOLDER, f"done.{os.getpid()}"), "w").close()
     until = time.monotonic() + WAIT
-    while time.monotonic() < until and len([1 for name in os.listdir(FOLDER) if name.startswith("done.")]) < world:
+    while time.monotonic() < until and _done() < world:
         time.sleep(0.02)
     sys.stdout.flush()
     sys.stderr.flush()

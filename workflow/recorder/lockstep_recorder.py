@@ -77,6 +77,7 @@ class State:
         self.pending = {}  # parameters with gradients of their last step, by id, until they are cleared
         self.norms = {}  # of tensors that the script computed since its last backward pass, by place in memory
         self.watch_norms = None  # a function that begins or ends to note them
+        self.unsettled = False  # whether the script may still change the weights of the last step, as by averaging them
         self.schedule_steps = 0  # since the last optimizer step
         self.finished = False
         self.frame = None  # of a model's method that calls its modules without Module.__call__
@@ -368,6 +369,30 @@ def buffers():
 # --- Recording -----------------------------------------------------------------------------------------------------
 
 
+def settle():
+    """Called when the script goes on after a step, whose weights are now what it makes of them; the last step ends it.
+
+    It goes on when it calls a model, computes gradients, or draws a batch. Between this and an optimizer's step it may
+    average weights over ranks, or let further optimizers step.
+    """
+    if not state.unsettled or state.finished:
+        return
+    state.unsettled = False
+    if not state.initial["sharded"]:
+        note_weights()
+    write()
+    if len(state.steps) == STEPS:
+        state.finished = True
+        processes.end_together()
+
+
+def note_weights():
+    """Record the weights and buffers after the last step."""
+    step = state.steps[-1]
+    step["weights"], step["hashes"], _ = weights()
+    step["buffers"] = buffers()
+
+
 def before_training_call(model, inputs):
     """Called before an outermost module is trained on a batch."""
     state.watch_norms(False)
@@ -657,26 +682,28 @@ def of_same_step():
 
 
 def step_done():
-    """Record the weights after a step; after the last step, end this process."""
+    """Record a step of an optimizer; `settle` records its weights, as soon as they are those of the whole step."""
+    same = of_same_step()
     state.step["schedule_steps"], state.schedule_steps = state.schedule_steps, 0
-    if of_same_step():
+    if same:
         last = state.steps[-1]
-        last["weights"], last["hashes"], _ = weights()
-        last["buffers"] = buffers()
         last["gradients"] |= state.step["gradients"]
         last["unstepped"] = [name for name in last.get("unstepped", ()) if name in state.step.get("unstepped", ())]
         last["rates"] += state.step["rates"]
         last["settings"] = last.get("settings", []) + state.step.get("settings", [])
         last["own_rates"] = last.get("own_rates", []) + state.step.get("own_rates", [])
-        state.step = _empty_step()
-        return write()
-    state.step["weights"], state.step["hashes"], _ = weights()
-    state.step["buffers"] = buffers()
-    state.steps.append(state.step)
-    state.step, state.frame = _empty_step(), None
-    write()
-    if len(state.steps) == STEPS:
-        end()
+    else:
+        state.steps.append(state.step)
+    state.step, state.frame, state.unsettled = _empty_step(), None, True
+    is_last = len(state.steps) == STEPS
+    if is_last or state.initial["sharded"]:
+        # Sharded weights are gathered by all ranks at one place. After the last step a rank may wait for one that has
+        # gone on, and then does not come further than this.
+        note_weights()
+    if not same or is_last:
+        write()
+    if is_last and not same:
+        processes.end_with_others()
 
 
 def _seed():
@@ -718,16 +745,11 @@ def _drawing():
     return state.drawing
 
 
-def end():
-    """End this process when all ranks have done their steps."""
-    state.finished = True
-    processes.end_together()
-
-
 @atexit.register
 def _at_exit():
     if state.finished:
         return
+    settle()
     if says := processes.failure():
         processes.write_failure({"says": says, "steps": len(state.steps)})
     if state.initial:
@@ -775,6 +797,7 @@ def _change_modules(torch):
         in_backward = torch._C._current_graph_task_id() != -1  # activation checkpointing recomputes the forward pass
         if in_backward or state.finished or not FOLDER or not has_parameters(module):
             return call(module, *args, **kwargs)
+        settle()
         frame, model = enclosing(module)
         seen_already = frame is not None and frame is state.frame
         state.frame = frame
@@ -849,6 +872,7 @@ def _change_backward(torch):
 
     def noted(tensors, *args, **kwargs):
         if state.models and not state.finished:
+            settle()
             _note_drawing_loop(torch)
             state.pending = {id(each): each for each in state.pending.values() if _holds_gradient(each)}
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
@@ -1121,6 +1145,7 @@ def _change_loaders(torch):
         reset_again(self, loader, first_iter)
 
     def noted_index(self):
+        settle()
         about = state.loader = self._lockstep
         if about is None or not about["indexed"] or state.finished:
             return next_index(self)

@@ -132,7 +132,7 @@ def takes_more_batches(recorded: Recording, alone: Recording) -> bool:
 def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verdict:
     """Compare a recording with its replay by one process; `floor` is the replay with each batch reversed."""
     found = between_ranks(recorded)
-    recorded, alone, floor = _alike_beside(recorded, alone, floor)
+    recorded, alone, floor = _alike_beside(_with_mean_gradients(recorded), alone, floor)
     if shorter := next((each for each in (alone, floor) if each.steps < recorded.steps), None):
         how = f"as one process it ended after {shorter.steps} of {recorded.steps} steps: {shorter.last_words}"
         return untold(how, found)
@@ -259,6 +259,7 @@ def two_scripts(one: Recording, other: Recording, rounding: list[tuple[float, fl
     precision do.
     """
     found = []
+    one, other = map(_with_mean_gradients, (one, other))
     if names := _renamed(one, other):
         other = _with_names(other, names)
         new, old = next((new, old) for old, new in names.items() if new != old)
@@ -972,6 +973,29 @@ def _alike_beside(*recordings: Recording) -> list[Recording]:
     return [_with_names(recorded, dict.fromkeys(unlike)) for recorded in recordings]
 
 
+def _with_mean_gradients(recorded: Recording) -> Recording:
+    """A recording with the mean of all ranks' gradients, where they are averaged only after they were recorded.
+
+    That is so where they differ and the weights after the step do not: an optimizer averages gradients within its
+    step, or a script the weights after it. Sketches are linear, so their mean is that of the mean; its norm is not
+    known.
+    """
+    steps = []
+    for number, step in enumerate(recorded.ranks[0]["steps"][: recorded.steps]):
+        each = [rank["steps"][number] for rank in recorded.ranks]
+        same = all(other["hashes"] == step["hashes"] for other in each)
+        names = set(step["gradients"]).intersection(*(other["gradients"] for other in each)) if same else set()
+        unlike = {
+            name
+            for name in names
+            if not all(_alike(other["gradients"][name], step["gradients"][name]) for other in each)
+        }
+        means = {name: np.mean([other["gradients"][name] for other in each], axis=0).tolist() for name in unlike}
+        steps.append(step | {"gradients": step["gradients"] | means, "averaged_later": bool(unlike)})
+    first = recorded.ranks[0] | {"steps": steps + recorded.ranks[0]["steps"][recorded.steps :]}
+    return replace(recorded, ranks=[first, *recorded.ranks[1:]])
+
+
 def _other_names(one: Recording, other: Recording) -> set[str]:
     """The parameters that only one of them trains, in the first step with any."""
     noted = [[each.ranks[0]["initial"], *each.ranks[0]["steps"]] for each in (one, other)]
@@ -1060,7 +1084,7 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
     parts = _other_parts(recorded, alone, floor, step) if of_gradient else []
     others = _compared(recorded, alone, floor, step) - set(parts)
     if parts and others and not _gradient_differs(recorded, alone, floor, step, others):
-        mine, its = (np.linalg.norm(_gradients(each, step, parts)[:, 0]) for each in (recorded, alone))
+        mine, its = _sizes(recorded, alone, step, parts)
         ratio = mine / max(its, 1e-30)
         how = "has another direction than on one process"
         if abs(ratio - 1) > SAME_SIZE:
@@ -1085,6 +1109,10 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
         says = f"the steps up to here {how}; gradients are not seen in DeepSpeed's engine"
         do = "check what the loss is divided by, and what is clipped; SGD steps in proportion to the gradient."
         return Finding("step", DIFFERENT, says, do, **at)
+    if recorded.ranks[0]["steps"][step]["averaged_later"]:
+        says = "ranks have other gradients and come to the same weights, but they are not those of the mean gradient"
+        do = "average the gradients over ranks before the optimizer steps."
+        return Finding("step", DIFFERENT, says, do, line=_line(recorded, step), step=step + 1)
     says = "the gradients are the same, and the weights after the step are not"
     do = "check what happens between backward and step: partial clipping, another optimizer state, weight decay."
     return Finding("step", DIFFERENT, says, do, line=_line(recorded, step), step=step + 1)
@@ -1174,8 +1202,15 @@ def _gradient_ratio(recorded: Recording, alone: Recording, step: int) -> float |
     if not names:  # of DeepSpeed's ZeRO only the norm is known
         mine, its = (each.ranks[0]["steps"][step].get("norm") for each in (recorded, alone))
         return mine / its if mine and its else None
-    mine, its = (float(np.linalg.norm(_gradients(each, step, names)[:, 0])) for each in (recorded, alone))
+    mine, its = _sizes(recorded, alone, step, names)
     return mine / its if its else None
+
+
+def _sizes(one: Recording, other: Recording, step: int, names: Collection[str]) -> list[float]:
+    """The norms of two recordings' gradients, or of their sketches where a norm is not known (_with_mean_gradients)."""
+    later = any(each.ranks[0]["steps"][step].get("averaged_later") for each in (one, other))
+    columns = slice(1, None) if later else slice(0, 1)
+    return [float(np.linalg.norm(_gradients(each, step, names)[:, columns])) for each in (one, other)]
 
 
 def _update_ratio(recorded: Recording, alone: Recording, step: int) -> float | None:
@@ -1300,7 +1335,7 @@ def _by_parameter(recorded: Recording, alone: Recording, floor: Recording, step:
     for name in recorded.ranks[0]["initial"]["weights"]:
         if name not in compared:
             continue
-        mine, its = (float(_gradients(each, step, {name})[0, 0]) for each in (recorded, alone))
+        mine, its = _sizes(recorded, alone, step, {name})
         distance = _gradient_distance(recorded, alone, step, {name})
         rounding = _gradient_distance(floor, alone, step, {name})
         differs = distance > ABOVE_FLOOR * max(rounding, _smallest(recorded))

@@ -434,6 +434,8 @@ def _all(folder: Path, kind: str) -> list[dict]:
 
 def _read(folder: Path, exit_code: int, log: Path | None, of_one: bool = False) -> Recording:
     processes = _all(folder, "process")
+    for each in processes:  # one that was killed may not have recorded the weights after its last step
+        each["steps"] = [step for step in each["steps"] if "hashes" in step]
     rank_of = {each["pid"]: each["rank"] for each in processes if each["steps"]}
     # A process that a rank started is no rank, unless it was given a number of its own, as by Lightning.
     ranks_alone = [each for each in processes if each["steps"] and rank_of.get(each["parent"]) != each["rank"]]
