@@ -57,6 +57,16 @@ def test_a_setting_that_the_weights_do_not_show_is_told():
     assert told.reason == "weight decay 0.01, 0, and 0.0101, 0 on one process"
 
 
+@pytest.mark.parametrize(
+    ("eps", "says"), [([None, 1e-3], ""), ([None, 2e-3], "eps (none, 0.001) against (none, 0.002)")]
+)
+def test_a_setting_may_have_parts_without_a_value(eps, says):
+    """As Adafactor's eps has by default."""
+    mine, its = (recorded(settings=[{"eps": each}]) for each in ([None, 1e-3], eps))
+    assert [each.says for each in findings.two_scripts(mine, its)] == []
+    assert [each.says for each in findings.other_settings(mine, its)] == ([says] if says else [])
+
+
 def test_a_data_set_that_does_not_tell_its_size_is_not_judged_by_it():
     unsized = handing_out(None, None)
     for rank in unsized.ranks:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import time
@@ -481,6 +482,18 @@ def test_a_command_that_does_not_train_is_said_in_words(command, says):
     assert finished.returncode == (2 if command[0] == "no-such-launcher" else 3)
     assert says in finished.stdout + finished.stderr
     assert "Traceback" not in finished.stderr or "--wrong" in command
+
+
+def test_an_error_of_lockstep_itself_is_not_taken_for_another_model(monkeypatch, capsys):
+    script = runpy.run_path(str(PROJECT / "workflow/scripts/prove.py"))
+
+    def broken(*_):
+        raise TypeError("a mistake of ours")
+
+    monkeypatch.setitem(script["main"].__globals__, "_prove", broken)
+    monkeypatch.setattr(sys, "argv", ["prove.py", "--", "python", "train.py"])
+    assert script["main"]() == 4
+    assert "TypeError: a mistake of ours" in capsys.readouterr().err
 
 
 UNAWARE = """

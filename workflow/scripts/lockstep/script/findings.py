@@ -409,14 +409,22 @@ def _settings(recorded: Recording, step: int) -> dict[str, list]:
 
 def _among(values: list, others: list) -> bool:
     """Whether each value is one of the others, to the rounding of a schedule that is written in another way."""
-    return all(
-        any(np.shape(value) == np.shape(other) and np.allclose(value, other, rtol=1e-6, atol=0) for other in others)
-        for value in values
-    )
+    return all(any(_same_value(value, other) for other in others) for value in values)
+
+
+def _same_value(value, other) -> bool:
+    """Whether two values of a setting are the same; a list may hold None, as Adafactor's eps does."""
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(map(_same_value, value, other))
+    if any(each is None or isinstance(each, list) for each in (value, other)):
+        return value is other
+    return bool(np.isclose(value, other, rtol=1e-6, atol=0))
 
 
 def _number(value) -> str:
-    return f"({', '.join(map(_number, value))})" if isinstance(value, list) else f"{value:.6g}"
+    if isinstance(value, list):
+        return f"({', '.join(map(_number, value))})"
+    return "none" if value is None else f"{value:.6g}"
 
 
 def _same_samples_in(one: Recording, other: Recording, step: int) -> bool:
