@@ -122,3 +122,12 @@ def test_samples_that_ranks_share_in_each_step_are_told(rows, levels):
                 names[0] += str(rank["rank"])
             rank["steps"][step]["calls"][0]["rows"] = names
     assert [each.level for each in findings.between_ranks(of_both)] == levels
+
+
+def test_a_learning_rate_that_the_optimizer_finds_by_itself_is_no_difference():
+    of_ranks, alone = recorded(ranks=2, steps=1), recorded(rows=["1", "2"] * 2, steps=1)
+    for rank in [*of_ranks.ranks, *alone.ranks]:
+        rank["steps"][0]["rates"] = [None]
+    verdict = findings.against_one(of_ranks, alone, alone)
+    assert verdict.table[0]["rate"] is None
+    assert "rate" not in {each.kind for each in [*verdict.findings, *findings.two_scripts(of_ranks, alone)]}

@@ -559,6 +559,8 @@ def before_step(optimizer, args, kwargs):
     if REPLAY and (recorded := recorded_rates(by_closure)):
         for group, rate in zip(optimizer.param_groups, recorded, strict=False):
             step.setdefault("own_rates", list(step["rates"]))
+            if rate is None:
+                continue
             if hasattr(group["lr"], "fill_"):
                 group["lr"].fill_(rate)
             else:
@@ -616,7 +618,7 @@ def after_step(optimizer, *_):
     if state.stepping or state.finished or state.engine:
         return
     for group, rate in zip(optimizer.param_groups, state.step.get("own_rates", ()), strict=False):
-        if not hasattr(group["lr"], "fill_"):
+        if rate is not None and not hasattr(group["lr"], "fill_"):
             group["lr"] = rate  # since a schedule may start from the current rate
     if not state.models:  # nothing is trained yet
         state.step = _empty_step()
@@ -635,13 +637,19 @@ def after_step(optimizer, *_):
 
 def _describe(optimizer):
     state.step["line"] = line()
-    state.step["rates"] = [float(group["lr"]) for group in optimizer.param_groups]
+    state.step["rates"] = [_rate(group) for group in optimizer.param_groups]
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     trained = [(name, id(parameter) in held) for name, parameter in named_parameters() if parameter.grad is not None]
     if any(updated for _, updated in trained):  # otherwise it holds copies of them
         state.step["unstepped"] = [name for name, updated in trained if not updated]
     trained = [group for group in optimizer.param_groups if any(each.grad is not None for each in group["params"])]
     state.step["settings"] = [{name: plainly(group[name]) for name in SETTINGS if name in group} for group in trained]
+
+
+def _rate(group):
+    """The learning rate of a group of parameters; None if its optimizer finds it by itself, as Adafactor may."""
+    rate = group.get("lr")
+    return None if rate is None else float(rate)
 
 
 def plainly(value):

@@ -178,8 +178,8 @@ def _print(verdict: findings.Verdict) -> None:
         [
             str(line["step"]),
             " + ".join(map(str, line["samples"])),
-            *(f"{line[key]:.5g}" if line[key] is not None else "–" for key in ("loss", "loss_alone", "gradient")),
-            f"{line['rate']:.3g}",
+            *(_number(line[key], 5) for key in ("loss", "loss_alone", "gradient")),
+            _number(line["rate"], 3),
             f"{line['distance']:.1e}",
             f"{line['floor']:.1e}",
         ]
@@ -187,6 +187,10 @@ def _print(verdict: findings.Verdict) -> None:
     ]
     header = ["step", "samples", "loss", "on one", "gradient, times", "rate", "weights apart", "rounding alone"]
     print_table(header, lines)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}g}"
 
 
 if __name__ == "__main__":

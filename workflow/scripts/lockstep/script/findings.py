@@ -275,8 +275,8 @@ def two_scripts(one: Recording, other: Recording, rounding: list[tuple[float, fl
             break
     for step in range(min(one.steps, other.steps)):
         rates = [each.ranks[0]["steps"][step]["rates"] for each in (one, other)]
-        if not np.allclose(*(rate[:1] for rate in rates), rtol=1e-6, atol=0):
-            says = f"learning rate {rates[0][0]:.4g} against {rates[1][0]:.4g}"
+        if not _same_value(*(rate[:1] for rate in rates)):
+            says = f"learning rate {_number(rates[0][0], 4)} against {_number(rates[1][0], 4)}"
             found.append(Finding("rate", DIFFERENT, says, step=step + 1, line=_line(one, step)))
             break
     return found
@@ -421,10 +421,10 @@ def _same_value(value, other) -> bool:
     return bool(np.isclose(value, other, rtol=1e-6, atol=0))
 
 
-def _number(value) -> str:
+def _number(value, digits: int = 6) -> str:
     if isinstance(value, list):
         return f"({', '.join(map(_number, value))})"
-    return "none" if value is None else f"{value:.6g}"
+    return "none" if value is None else f"{value:.{digits}g}"
 
 
 def _same_samples_in(one: Recording, other: Recording, step: int) -> bool:
@@ -993,15 +993,15 @@ def _other_rates(recorded: Recording, alone: Recording, steps: int) -> list[Find
         mine, its = recorded.ranks[0]["steps"][step]["rates"], _own_rates(alone, step)
         if len(mine) != len(its):
             return [Finding("groups", DIFFERENT, f"{len(mine)} groups of parameters, and {len(its)} on one process")]
-        differing = [group for group in range(len(mine)) if not np.isclose(mine[group], its[group], rtol=1e-6, atol=0)]
+        differing = [group for group in range(len(mine)) if not _same_value(mine[group], its[group])]
         if not differing:
             continue
         rate, other, line = mine[differing[0]], its[differing[0]], _line(recorded, step)
-        says = f"learning rate {rate:.4g}, and {other:.4g} on one process"
+        says = f"learning rate {_number(rate, 4)}, and {_number(other, 4)} on one process"
         stepped, once = (
             sum(each.ranks[0]["steps"][at]["schedule_steps"] for at in range(1, step + 1)) for each in (recorded, alone)
         )
-        if step == 0 and other and np.isclose(rate / other, recorded.world):
+        if step == 0 and rate and other and np.isclose(rate / other, recorded.world):
             says += f": it is multiplied by the number of ranks ({recorded.world})"
             do = "nothing if that is intended (the linear scaling rule); otherwise leave the factor out."
             return [Finding("rate_scaled", CAUTION, says, do, line, step + 1)]
@@ -1115,7 +1115,7 @@ def _union(recorded: Recording, step: int) -> list[str]:
     return [row for rank in recorded.ranks for row in _rows(rank["steps"][step])]
 
 
-def _own_rates(alone: Recording, step: int) -> list[float]:
+def _own_rates(alone: Recording, step: int) -> list[float | None]:
     noted = alone.ranks[0]["steps"][step]
     return noted.get("own_rates") or noted["rates"]
 

@@ -1,0 +1,54 @@
+"""What the recorder notes of scripts with one process, none of which it may make fail."""
+
+import sys
+
+import pytest
+
+from lockstep.script import recording
+
+DATA = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(32, 20), torch.randint(4, (32,)))
+loader = DataLoader(data, batch_size=8)
+model = nn.Linear(20, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+LOOP = """
+for points, labels in loader:
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(points), labels).backward()
+    optimizer.step()
+"""
+WITHOUT_RATE = """
+class WithoutRate(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": None})  # as transformers' Adafactor, which finds it by itself
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            parameter -= 0.1 * parameter.grad
+
+optimizer = WithoutRate(model.parameters())
+"""
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """Record two steps of a script, given what it has between its data and its loop."""
+
+    def record(lines: str) -> recording.Recording:
+        (tmp_path / "script.py").write_text(DATA + lines + LOOP, encoding="utf-8")
+        asked = recording.Asked(steps=2)
+        return recording.record([sys.executable, str(tmp_path / "script.py")], tmp_path / "recorded", asked)
+
+    return record
+
+
+def test_an_optimizer_need_not_have_a_learning_rate(recorded):
+    (rank,) = recorded(WITHOUT_RATE).ranks
+    assert [step["rates"] for step in rank["steps"]] == [[None], [None]]
