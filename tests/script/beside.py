@@ -120,6 +120,20 @@ def penalised(loader, mistake):
         optimizer.step()
 
 
+def tried(loader, mistake):
+    """Lazy layers get their shapes by calls before the first batch, and the same weights on all ranks after these."""
+    torch.manual_seed(dist.get_rank())
+    inner = nn.Sequential(nn.LazyLinear(8), nn.LazyLinear(4))
+    for _ in range(2):
+        inner(torch.ones(1, 20))
+    model = DistributedDataParallel(inner)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for points, labels in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(points), labels).backward()
+        optimizer.step()
+
+
 class Fitted(nn.Module):
     """A module whose method is the loop."""
 
@@ -284,7 +298,7 @@ class Masking:
 
 
 KINDS = (plain, adversarial, temperature, sharded, flat, joined, views, closure, fitted, waits, experts, growing)
-KINDS += (sparse, graph, penalised, layer_drop)
+KINDS += (sparse, graph, penalised, layer_drop, tried)
 
 
 def main():

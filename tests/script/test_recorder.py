@@ -35,6 +35,10 @@ class WithoutRate(torch.optim.Optimizer):
 
 optimizer = WithoutRate(model.parameters())
 """
+TRIALS = {
+    "lazy layers": "model = nn.Sequential(nn.LazyLinear(8), nn.LazyLinear(4))",
+    "a usual model": "model = nn.Sequential(nn.Linear(20, 8), nn.Linear(8, 4))",
+}
 
 
 @pytest.fixture
@@ -52,3 +56,13 @@ def recorded(tmp_path):
 def test_an_optimizer_need_not_have_a_learning_rate(recorded):
     (rank,) = recorded(WITHOUT_RATE).ranks
     assert [step["rates"] for step in rank["steps"]] == [[None], [None]]
+
+
+@pytest.mark.parametrize("kind", TRIALS)
+def test_a_call_of_the_model_before_its_first_batch_is_no_part_of_the_first_step(kind, recorded):
+    """Its weights count from the first batch on."""
+    changed = "nn.init.zeros_(model[1].bias); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
+    (rank,) = recorded("\n".join([TRIALS[kind], "model(torch.ones(1, 20))", changed])).ranks
+    assert [len(call["rows"]) for step in rank["steps"] for call in step["calls"]] == [8, 8]
+    assert rank["initial"]["weights"].keys() == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    assert not any(rank["initial"]["weights"]["1.bias"])

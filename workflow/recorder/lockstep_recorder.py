@@ -379,6 +379,16 @@ def before_training_call(model, inputs):
     note_autocast()
 
 
+def _forget_trials():
+    """Forget models that were called before the first batch, as to try them on any data: nothing was trained yet.
+
+    Their weights may still differ between ranks, until DistributedDataParallel makes them alike.
+    """
+    state.models.clear()
+    state.returned.clear()
+    state.step, state.initial, state.calls = _empty_step(), None, 0
+
+
 def note_autocast():
     """Record the precision of automatic mixed precision, if it is on."""
     import torch
@@ -833,9 +843,14 @@ def _change_modules(torch):
         return {name: frame.f_locals.get(name) for name in code.co_varnames[:count] if name != "self"}
 
     def has_parameters(module):
-        """Whether a module has parameters that are real, not torch.func's wrapped ones."""
+        """Whether a module has parameters that are real, not torch.func's wrapped ones, nor lazy ones without shapes.
+
+        Lazy ones get their shapes in their first call, which a script makes with any data.
+        """
         first = next(module.parameters(), None)
-        return first is not None and not torch._C._functorch.is_functorch_wrapped_tensor(first)
+        if first is None or torch._C._functorch.is_functorch_wrapped_tensor(first):
+            return False
+        return not any(map(torch.nn.parameter.is_lazy, module.parameters()))
 
     torch.nn.Module.__call__ = noted
 
@@ -1129,6 +1144,8 @@ def _change_loaders(torch):
         reset_again(self, loader, first_iter)
 
     def noted_index(self):
+        if state.loader is None and not state.steps and not state.step["losses"]:
+            _forget_trials()
         about = state.loader = self._lockstep
         if about is None or not about["indexed"] or state.finished:
             return next_index(self)
