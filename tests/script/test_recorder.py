@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from lockstep.errors import RunFailed
 from lockstep.script import recording
 
 DATA = """
@@ -35,6 +36,23 @@ class WithoutRate(torch.optim.Optimizer):
 
 optimizer = WithoutRate(model.parameters())
 """
+STREAM = """
+class Stream(torch.utils.data.IterableDataset):
+    def __len__(self):
+        raise NotImplementedError("a stream has no length")
+
+    def __iter__(self):
+        return iter(data)
+
+loader = DataLoader(Stream(), batch_size=8)
+"""
+ODD = """
+class Odd(nn.Linear):
+    def named_buffers(self, *args, **kwargs):
+        raise RuntimeError("no buffers here")
+
+model = Odd(20, 4)
+"""
 TRIALS = {
     "lazy layers": "model = nn.Sequential(nn.LazyLinear(8), nn.LazyLinear(4))",
     "a usual model": "model = nn.Sequential(nn.Linear(20, 8), nn.Linear(8, 4))",
@@ -45,8 +63,8 @@ TRIALS = {
 def recorded(tmp_path):
     """Record two steps of a script, given what it has between its data and its loop."""
 
-    def record(lines: str) -> recording.Recording:
-        (tmp_path / "script.py").write_text(DATA + lines + LOOP, encoding="utf-8")
+    def record(lines: str, loop: str = LOOP) -> recording.Recording:
+        (tmp_path / "script.py").write_text(DATA + lines + loop, encoding="utf-8")
         asked = recording.Asked(steps=2)
         return recording.record([sys.executable, str(tmp_path / "script.py")], tmp_path / "recorded", asked)
 
@@ -66,3 +84,24 @@ def test_a_call_of_the_model_before_its_first_batch_is_no_part_of_the_first_step
     assert [len(call["rows"]) for step in rank["steps"] for call in step["calls"]] == [8, 8]
     assert rank["initial"]["weights"].keys() == {"0.weight", "0.bias", "1.weight", "1.bias"}
     assert not any(rank["initial"]["weights"]["1.bias"])
+
+
+BACKWARD = "nn.functional.cross_entropy(model(points), labels).backward()"
+OF_AN_ITERATOR = "torch.autograd.backward(iter([nn.functional.cross_entropy(model(points), labels)]))"
+OF_AN_EDGE = "torch.autograd.backward(torch.autograd.graph.get_gradient_edge(model(points).sum()))"
+
+
+@pytest.mark.parametrize(
+    ("lines", "loop"),
+    [(STREAM, LOOP), ("", LOOP.replace(BACKWARD, OF_AN_ITERATOR)), ("", LOOP.replace(BACKWARD, OF_AN_EDGE))],
+    ids=["a stream without a length", "an iterator of losses", "an edge of a graph"],
+)
+def test_what_a_script_may_do_is_recorded(lines, loop, recorded):
+    (rank,) = recorded(lines, loop).ranks
+    assert len(rank["steps"]) == 2
+    assert all(any(gradient) for step in rank["steps"] for gradient in step["gradients"].values())
+
+
+def test_an_error_of_the_recorder_is_none_of_the_script(recorded):
+    with pytest.raises(RunFailed, match="the command could not be recorded: RuntimeError: no buffers here"):
+        recorded(ODD)

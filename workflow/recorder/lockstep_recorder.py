@@ -28,6 +28,7 @@ import pickle
 import random
 import sys
 import threading
+import traceback
 import types
 
 import lockstep_processes as processes
@@ -100,6 +101,25 @@ def line():
             return f"{os.path.relpath(file, SCRIPT_FOLDER)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def only_records(function):
+    """A function that only records, so that an error in it is none of the user's script.
+
+    It ends the recording, as the last step does, and the note of it says that nothing can be told.
+    """
+
+    @functools.wraps(function)
+    def noted(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            traceback.print_exc()
+            state.notes["failed"] = processes.words_of(error)
+            write()
+            end()
+
+    return noted
 
 
 # --- Samples -------------------------------------------------------------------------------------------------------
@@ -762,8 +782,8 @@ def change_torch(torch):
     processes.note_start()
     torch.manual_seed(_seed())
     # A script may compile its optimizer's step, whose graph must not have what the recorder does.
-    optimizer.register_optimizer_step_pre_hook(torch.compiler.disable(before_step))
-    optimizer.register_optimizer_step_post_hook(torch.compiler.disable(after_step))
+    optimizer.register_optimizer_step_pre_hook(torch.compiler.disable(only_records(before_step)))
+    optimizer.register_optimizer_step_post_hook(torch.compiler.disable(only_records(after_step)))
     _change_modules(torch)
     _change_backward(torch)
     _change_loaders(torch)
@@ -793,6 +813,19 @@ def _change_modules(torch):
         in_backward = torch._C._current_graph_task_id() != -1  # activation checkpointing recomputes the forward pass
         if in_backward or state.finished or not FOLDER or not has_parameters(module):
             return call(module, *args, **kwargs)
+        trains, args, kwargs, before = before_call(module, args, kwargs)
+        state.depth += 1
+        try:
+            output = call(module, *args, **kwargs)
+        finally:
+            state.depth -= 1
+        if trains:
+            after_call(output, before)
+        return output
+
+    @only_records
+    def before_call(module, args, kwargs):
+        """Whether it trains, what the module is to be called with, and the states of random generators, if watched."""
         frame, model = enclosing(module)
         seen_already = frame is not None and frame is state.frame
         state.frame = frame
@@ -806,21 +839,17 @@ def _change_modules(torch):
         if not seen_already and trains:
             before_training_call(model, inputs)
         watched = trains and not state.notes.get("draws")
-        before = watched and _random_states(torch)
-        state.depth += 1
-        try:
-            output = call(module, *args, **kwargs)
-        finally:
-            state.depth -= 1
-        if watched and before != _random_states(torch):
+        return trains, args, kwargs, _random_states(torch) if watched else None
+
+    @only_records
+    def after_call(output, before):
+        if before is not None and before != _random_states(torch):
             state.notes["draws"] = True
-        for _, tensor in _tensors(output) if trains else ():
+        for _, tensor in _tensors(output):
             note_precision(tensor.dtype)
             if state.loader is None and not tensor.dim() and tensor.grad_fn is not None:
                 state.returned.append(tensor.grad_fn)
-        if trains:
-            note_made(output)
-        return output
+        note_made(output)
 
     def enclosing(module):
         """The module whose method calls this one: a model's forward() may be called directly, or by Lightning."""
@@ -870,15 +899,21 @@ def _note_drawing_loop(torch):
 def _change_backward(torch):
     backward = torch.autograd.backward
 
-    def noted(tensors, *args, **kwargs):
-        if state.models and not state.finished:
-            _note_drawing_loop(torch)
-            state.pending = {id(each): each for each in state.pending.values() if _holds_gradient(each)}
-        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        if state.models and not state.finished and len(roots) == 1 and roots[0].numel() == 1:
+    @only_records
+    def before_backward(roots):
+        _note_drawing_loop(torch)
+        state.pending = {id(each): each for each in state.pending.values() if _holds_gradient(each)}
+        # An edge of a graph is a root, too.
+        if len(roots) == 1 and isinstance(roots[0], torch.Tensor) and roots[0].numel() == 1:
             state.step["losses"].append(float(roots[0].detach()) / getattr(roots[0], "_lockstep_scale", 1.0))
             state.step["backward_line"] = line()
             state.step["inside"] = state.step.get("inside", True) and was_returned(roots[0])
+
+    def noted(tensors, *args, **kwargs):
+        if not isinstance(tensors, (torch.Tensor, tuple)):
+            tensors = list(tensors)  # it may be an iterator
+        if state.models and not state.finished:
+            before_backward([tensors] if isinstance(tensors, torch.Tensor) else tensors)
         state.returned.clear()
         state.norms.clear()
         result = backward(tensors, *args, **kwargs)
@@ -912,6 +947,7 @@ def _change_clipping(torch):
         clipped.update(map(id, parameters))
         return parameters
 
+    @only_records
     def note_factor(most, norm):
         if not torch.compiler.is_compiling():
             norm = float(whole(norm)[0])  # of a DTensor, of all ranks
@@ -934,6 +970,7 @@ def _change_clipping(torch):
         if not compiling:
             state.step["factors"].append(size(parameters) / (before or 1.0))
 
+    @only_records
     def size(parameters):
         sizes = [sketched(whole(each.grad)[0])[0] for each in parameters if each.grad is not None]
         return sum(size**2 for size in sizes) ** 0.5
@@ -948,6 +985,7 @@ def _change_clipping(torch):
     def held(optimizer):
         return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
+    @only_records
     def check(scaler, optimizer):
         if scaler.is_enabled() and state.step["clip"] and clipped & held(optimizer):
             state.notes.setdefault(
@@ -1106,10 +1144,13 @@ def _change_loaders(torch):
     @functools.wraps(initialise)  # Lightning makes loaders again, with the arguments that it finds in the signature
     def noted_init(self, dataset, *args, **kwargs):
         initialise(self, dataset, *args, **kwargs)
-        try:
+        note_loader(self, dataset)
+
+    @only_records
+    def note_loader(self, dataset):
+        size = None
+        with contextlib.suppress(Exception):  # whatever a stream raises that has no length
             size = len(dataset)
-        except TypeError:
-            size = None
         ordinal = sum(loader["size"] == size for loader in state.loaders)
         about = {"size": size, "ordinal": ordinal, "batches": [], "length": None, "trains": False, "evaluates": False}
         about["dispatched"] = False  # whether rank 0 draws the batches of all ranks
@@ -1123,7 +1164,7 @@ def _change_loaders(torch):
         state.loaders.append(about)
         object.__setattr__(self, "_lockstep", about)
         if about["indexed"] and not REPLAY:
-            with contextlib.suppress(TypeError):
+            with contextlib.suppress(Exception):
                 about["length"] = length(self)
 
     def noted_length(self):
@@ -1133,14 +1174,17 @@ def _change_loaders(torch):
     def noted_iterator(self, loader, *args, **kwargs):
         self._lockstep = getattr(loader, "_lockstep", None)
         if self._lockstep is not None:
-            self._lockstep["batches"].append([])
-            self._lockstep["divisions"].append(_division(loader))
+            begin_epoch(self._lockstep, loader)
         reset(self, loader, *args, **kwargs)
+
+    @only_records
+    def begin_epoch(about, loader):
+        about["batches"].append([])
+        about["divisions"].append(_division(loader))
 
     def noted_reset(self, loader, first_iter=False):
         if not first_iter and self._lockstep is not None:  # persistent workers begin another epoch
-            self._lockstep["batches"].append([])
-            self._lockstep["divisions"].append(_division(loader))
+            begin_epoch(self._lockstep, loader)
         reset_again(self, loader, first_iter)
 
     def noted_index(self):
@@ -1520,7 +1564,7 @@ def change_deepspeed(module):
                 state.step["norm"] = float(norm)
             step_done()
 
-    processes.follow_engine(module, state, done, begin)
+    processes.follow_engine(module, state, only_records(done), only_records(begin))
 
 
 def change_deepspeed_itself(module):

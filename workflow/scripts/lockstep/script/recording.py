@@ -434,6 +434,8 @@ def _all(folder: Path, kind: str) -> list[dict]:
 
 def _read(folder: Path, exit_code: int, log: Path | None, of_one: bool = False) -> Recording:
     processes = _all(folder, "process")
+    for failed in (each["notes"]["failed"] for each in processes if each.get("notes", {}).get("failed")):
+        raise RunFailed(f"the command could not be recorded: {failed}")
     rank_of = {each["pid"]: each["rank"] for each in processes if each["steps"]}
     # A process that a rank started is no rank, unless it was given a number of its own, as by Lightning.
     ranks_alone = [each for each in processes if each["steps"] and rank_of.get(each["parent"]) != each["rank"]]
