@@ -131,3 +131,21 @@ def test_a_learning_rate_that_the_optimizer_finds_by_itself_is_no_difference():
     verdict = findings.against_one(of_ranks, alone, alone)
     assert verdict.table[0]["rate"] is None
     assert "rate" not in {each.kind for each in [*verdict.findings, *findings.two_scripts(of_ranks, alone)]}
+
+
+@pytest.mark.parametrize(
+    ("of_each", "says"),
+    [
+        (([], []), []),
+        ((["1"], ["1"]), []),  # frozen on all ranks
+        (
+            (["1", "3", "4"], ["1"]),
+            ["rank 0 trains with layers in evaluation mode, unlike other ranks: 3, 4"],
+        ),
+    ],
+)
+def test_a_rank_that_trains_in_evaluation_mode_is_told(of_each, says):
+    of_both = recorded(ranks=2, steps=1)
+    for rank, names in zip(of_both.ranks, of_each, strict=True):
+        rank["steps"][0]["calls"][0] |= {"rows": [str(rank["rank"])], "evaluating": names}
+    assert [each.says for each in findings.between_ranks(of_both)] == says

@@ -121,6 +121,7 @@ WRONG = {
     "seed_of_rank": ("divided_otherwise", TORCHRUN, "scores = called"),
     "overlap": ("shared_samples", DRAWN, "loss = wrapped(points, labels)"),
     "coarse_hook": ("communication", TORCHRUN, "scaler.scale(loss).backward()"),
+    "still_evaluating": ("evaluating", (*TORCHRUN, "--having", "validation", "--samples", "64"), "scores = called"),
 }
 
 

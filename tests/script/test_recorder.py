@@ -86,6 +86,14 @@ def test_a_call_of_the_model_before_its_first_batch_is_no_part_of_the_first_step
     assert not any(rank["initial"]["weights"]["1.bias"])
 
 
+def test_layers_in_evaluation_mode_are_noted_if_that_makes_a_difference(recorded):
+    layers = (
+        "nn.Linear(20, 4).eval(), nn.BatchNorm1d(4).eval(), nn.BatchNorm1d(4), nn.Dropout(0.1).eval(), nn.Dropout(0.0)"
+    )
+    (rank,) = recorded(f"model = nn.Sequential({layers}); model[4].eval()").ranks
+    assert [call["evaluating"] for step in rank["steps"] for call in step["calls"]] == [["1", "3"]] * 2
+
+
 BACKWARD = "nn.functional.cross_entropy(model(points), labels).backward()"
 OF_AN_ITERATOR = "torch.autograd.backward(iter([nn.functional.cross_entropy(model(points), labels)]))"
 OF_AN_EDGE = "torch.autograd.backward(torch.autograd.graph.get_gradient_edge(model(points).sum()))"

@@ -395,6 +395,7 @@ def before_training_call(model, inputs):
         state.models.append(model)
         _begin(model)
     about = {"rows": rows_of(inputs), "line": line(), "model": [each is model for each in state.models].index(True)}
+    about["evaluating"] = evaluating(model)
     state.step["calls"].append(about | {"synchronised": getattr(model, "require_backward_grad_sync", None)})
     note_autocast()
 
@@ -545,6 +546,18 @@ def dropouts(model):
     """The highest dropout probability of a model's modules."""
     probabilities = [getattr(module, "p", 0.0) for module in model.modules() if "Dropout" in type(module).__name__]
     return max((float(p) for p in probabilities if isinstance(p, (int, float))), default=0.0)
+
+
+def evaluating(model):
+    """The names of a model's modules that are in evaluation mode, of those that compute something else in it."""
+    return [plain(name) for name, module in model.named_modules() if not module.training and _has_modes(module)]
+
+
+def _has_modes(module):
+    """Whether a module drops units in training, or normalises by the batch: layers of PyTorch and many others."""
+    probabilities = [getattr(module, name, 0.0) for name in ("p", "dropout", "drop_prob", "attention_dropout")]
+    drops = any(isinstance(each, float) and 0 < each < 1 for each in probabilities)
+    return drops or type(module).__name__.startswith(("BatchNorm", "SyncBatchNorm"))
 
 
 def _put_weights_into(model, number=0, earlier=()):

@@ -72,7 +72,7 @@ def between_ranks(recorded: Recording) -> list[Finding]:
         return []
     checks = [_other_beginning, _of_each_rank, _same_samples, _divided_otherwise, _a_step_later, _handed_out, _drifting]
     checks += [_not_cleared, _clipped_while_scaled, _clipped_apart, _no_gradient, _every_micro_batch, _one_device]
-    checks += [_same_random_numbers, _without_gradient, _saved_as_module]
+    checks += [_same_random_numbers, _without_gradient, _saved_as_module, _evaluating]
     return [finding for check in checks for finding in check(recorded)]
 
 
@@ -829,6 +829,25 @@ def _no_gradient(recorded: Recording) -> list[Finding]:
     says = "every gradient is zero in each step, so nothing is learnt"
     do = "check the loss: it may not depend on the weights, as cross-entropy over a single class does not."
     return [Finding("no_gradient", CAUTION, says, do, steps[0].get("backward_line", ""), 1)]
+
+
+def _evaluating(recorded: Recording) -> list[Finding]:
+    """Find ranks that train with layers in evaluation mode, as after a validation on rank 0 only."""
+    names_of_each = [rank["initial"]["hashes"].keys() for rank in recorded.ranks]
+    if any(names != names_of_each[0] for names in names_of_each):  # each may have other layers
+        return []
+    for step in range(recorded.steps):
+        calls = [rank["steps"][step]["calls"] for rank in recorded.ranks]
+        for each in zip(*calls, strict=False) if len(set(map(len, calls))) == 1 else ():
+            off = [set(call.get("evaluating", ())) for call in each]
+            if len({call["model"] for call in each}) > 1 or all(names == off[0] for names in off):
+                continue
+            rank = max(range(len(off)), key=lambda place: len(off[place]))
+            names = sorted(off[rank] - set.intersection(*off))
+            says = f"rank {rank} trains with layers in evaluation mode, unlike other ranks: {_listed(names)}"
+            do = "call model.train() on it after its evaluation: dropout and batch normalisation depend on it."
+            return [Finding("evaluating", DIFFERENT, says, do, each[rank]["line"], step + 1)]
+    return []
 
 
 def _every_micro_batch(recorded: Recording) -> list[Finding]:
