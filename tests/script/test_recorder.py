@@ -53,6 +53,24 @@ class Odd(nn.Linear):
 
 model = Odd(20, 4)
 """
+SCHEDULES = """
+from torch.optim import lr_scheduler
+
+class Own(lr_scheduler.LinearLR):
+    def step(self):
+        super().step()
+
+kinds = {Own: (), lr_scheduler.CosineAnnealingWarmRestarts: (20,), lr_scheduler.ReduceLROnPlateau: ()}
+schedules = iter([kind(optimizer, *given) for kind, given in kinds.items()])
+"""
+STEPPED = (
+    LOOP
+    + """
+    schedule = next(schedules, None)
+    if schedule:
+        schedule.step(*[1.0] * (type(schedule) is lr_scheduler.ReduceLROnPlateau))
+"""
+)
 TRIALS = {
     "lazy layers": "model = nn.Sequential(nn.LazyLinear(8), nn.LazyLinear(4))",
     "a usual model": "model = nn.Sequential(nn.Linear(20, 8), nn.Linear(8, 4))",
@@ -61,11 +79,11 @@ TRIALS = {
 
 @pytest.fixture
 def recorded(tmp_path):
-    """Record two steps of a script, given what it has between its data and its loop."""
+    """Record the first steps of a script, given what it has between its data and its loop."""
 
-    def record(lines: str, loop: str = LOOP) -> recording.Recording:
+    def record(lines: str, loop: str = LOOP, steps: int = 2) -> recording.Recording:
         (tmp_path / "script.py").write_text(DATA + lines + loop, encoding="utf-8")
-        asked = recording.Asked(steps=2)
+        asked = recording.Asked(steps)
         return recording.record([sys.executable, str(tmp_path / "script.py")], tmp_path / "recorded", asked)
 
     return record
@@ -113,3 +131,9 @@ def test_what_a_script_may_do_is_recorded(lines, loop, recorded):
 def test_an_error_of_the_recorder_is_none_of_the_script(recorded):
     with pytest.raises(RunFailed, match="the command could not be recorded: RuntimeError: no buffers here"):
         recorded(ODD)
+
+
+def test_each_kind_of_schedule_is_counted(recorded):
+    """Also those that have a step of their own, of PyTorch or of the script."""
+    (rank,) = recorded(SCHEDULES, STEPPED, 4).ranks
+    assert [step["schedule_steps"] for step in rank["steps"]][1:] == [1, 1, 1]

@@ -1081,14 +1081,33 @@ def _change_communication(torch):
 
 
 def _change_schedules(torch):
-    schedule = torch.optim.lr_scheduler.LRScheduler
-    step = schedule.step
+    """Count the steps of schedules, also of classes whose step is their own, as ReduceLROnPlateau's."""
+    module = torch.optim.lr_scheduler
+    schedule = module.LRScheduler
 
-    def noted(self, *args, **kwargs):
-        state.schedule_steps += 1
-        return step(self, *args, **kwargs)
+    def change(kind):
+        if "step" in vars(kind):
+            kind.step = counted(kind.step)
 
-    schedule.step = noted
+    def counted(step):
+        @functools.wraps(step)
+        def noted(self, *args, **kwargs):
+            before = state.schedule_steps
+            try:
+                return step(self, *args, **kwargs)
+            finally:
+                state.schedule_steps = before + 1  # also where it steps other schedules, or calls its base's step
+
+        return noted
+
+    def change_subclass(kind, **kwargs):
+        super(schedule, kind).__init_subclass__(**kwargs)
+        change(kind)
+
+    for kind in vars(module).values():
+        if isinstance(kind, type) and issubclass(kind, (schedule, module.ReduceLROnPlateau)):
+            change(kind)
+    schedule.__init_subclass__ = classmethod(change_subclass)
 
 
 def _change_saving(torch):
