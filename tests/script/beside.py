@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import os
 
 import torch
 import torch.distributed as dist
@@ -158,6 +159,7 @@ def plain(loader, mistake):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(points), labels)
         loss = loss * torch.rand(()) if "weighted" in mistake else loss
+        loss = loss / int(os.environ["NGPU"]) if "averaged_twice" in mistake else loss
         (loss * dist.get_world_size() if "summed" in mistake else loss).backward()
         optimizer.step()
 

@@ -315,6 +315,13 @@ def test_a_parameter_beside_the_model_that_begins_otherwise_on_each_rank_is_foun
 
 
 @pytest.mark.slow
+def test_one_process_is_told_that_it_is_one_where_a_script_is_told_the_number_of_ranks(tmp_path):
+    command = ("env", "NGPU=2", *BESIDE, "plain", "--mistake", "averaged_twice")
+    verdict = proven(tmp_path, *command, options=("--steps", "4"))
+    assert verdict["kinds"].keys() == {"averaged_twice"}, verdict["said"]
+
+
+@pytest.mark.slow
 def test_ranks_with_the_same_samples_are_found_beside_noise_of_their_own(tmp_path):
     verdict = proven(tmp_path, *BESIDE, "adversarial", "--mistake", "same_samples", options=("--steps", "4"))
     assert "every rank trains the same samples: 16, of which 8" in verdict["kinds"]["same_samples"]["says"]

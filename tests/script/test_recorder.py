@@ -1,5 +1,8 @@
 """What the recorder notes of scripts with one process, none of which it may make fail."""
 
+import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -137,3 +140,34 @@ def test_each_kind_of_schedule_is_counted(recorded):
     """Also those that have a step of their own, of PyTorch or of the script."""
     (rank,) = recorded(SCHEDULES, STEPPED, 4).ranks
     assert [step["schedule_steps"] for step in rank["steps"]][1:] == [1, 1, 1]
+
+
+TOLD = """
+import argparse, json, os, sys
+from dataclasses import asdict, dataclass
+import lockstep_recorder
+
+@dataclass(frozen=True)
+class Settings:
+    world_size: int
+    layers: int
+
+def of_rank(rank, settings):
+    pass
+
+parser = argparse.ArgumentParser()
+for name in ("--num-gpus", "--n-gpu", "--nproc", "--layers"):
+    parser.add_argument(name, type=int, default=2)
+(settings,) = lockstep_recorder._arguments_of_one(of_rank, (Settings(2, 2),), 2)
+told = {name: os.environ[name] for name in ("NGPU", "LAYERS")}
+json.dump(vars(parser.parse_args()) | told | asdict(settings), sys.stdout)
+"""
+
+
+def test_a_single_process_is_told_that_it_is_one_by_arguments_variables_and_settings(tmp_path):
+    (tmp_path / "replay.json").write_text(json.dumps({"world": 2}), encoding="utf-8")
+    variables = {"LOCKSTEP_REPLAY": str(tmp_path), "NGPU": "2", "LAYERS": "2", "PYTHONPATH": str(recording.RECORDER)}
+    command = [sys.executable, "-c", TOLD, "--num-gpus", "2", "--n-gpu=2"]
+    finished = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True)
+    counts = {"num_gpus": 1, "n_gpu": 1, "nproc": 1, "NGPU": "1", "world_size": 1}
+    assert json.loads(finished.stdout) == counts | {"LAYERS": "2", "layers": 2}

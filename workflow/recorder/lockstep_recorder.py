@@ -13,6 +13,7 @@ LOCKSTEP_RECORDING names the folder. LOCKSTEP_REPLAY names the folder of an earl
 one, then gets that recording's samples, initial weights and learning rates.
 """
 
+import argparse
 import atexit
 import collections.abc
 import contextlib
@@ -1465,11 +1466,38 @@ def change_spawn(module):
     module.spawn, module.start_processes = spawn_one, start_one
 
 
-COUNTS = ("world", "nproc", "gpus", "processes", "replicas", "ranks")  # parts of names of settings that count ranks
+# Parts of names of settings that count ranks.
+COUNTS = ("world", "nproc", "gpus", "ngpu", "n_gpu", "num_gpu", "num_devices", "processes", "replicas", "ranks")
 
 
 def _counts_ranks(name):
-    return any(word in str(name).lower() for word in COUNTS)
+    return any(word in str(name).lower().replace("-", "_") for word in COUNTS)
+
+
+def _count_one():
+    """Set the number of ranks to 1 in this process's variables and arguments, also where argparse has it as default."""
+    world = recorded()["world"]
+    if world == 1:
+        return
+    for name, value in os.environ.items():
+        if value == str(world) and _counts_ranks(name) and not name.startswith("LOCKSTEP_"):
+            os.environ[name] = "1"
+    for place in range(1, len(sys.argv)):
+        option, sign, value = sys.argv[place].rpartition("=")
+        before = sys.argv[place - 1]
+        if value == str(world) and sign and _counts_ranks(option):
+            sys.argv[place] = f"{option}=1"
+        elif value == str(world) and not sign and before.startswith("-") and _counts_ranks(before):
+            sys.argv[place] = "1"
+    parse = argparse.ArgumentParser.parse_known_args
+
+    @functools.wraps(parse)
+    def parse_of_one(self, *args, **kwargs):
+        namespace, rest = parse(self, *args, **kwargs)
+        vars(namespace).update(_counted(vars(namespace), world))
+        return namespace, rest
+
+    argparse.ArgumentParser.parse_known_args = parse_of_one
 
 
 def _arguments_of_one(fn, args, ranks):
@@ -1484,14 +1512,23 @@ def _arguments_of_one(fn, args, ranks):
 
 
 def _of_one(value, ranks):
-    """Settings with their number of ranks set to 1."""
-    attributes = value if isinstance(value, dict) else getattr(value, "__dict__", None)
-    if not attributes or type(value).__name__ not in ("Namespace", "SimpleNamespace", "dict"):
+    """Settings of any kind, such as a dictionary or a dataclass, with their number of ranks set to 1: a copy."""
+    of_items = isinstance(value, collections.abc.MutableMapping)
+    counted = _counted(value if of_items else getattr(value, "__dict__", {}), ranks)
+    if not counted or isinstance(value, type):
         return value
-    counted = {
-        name: 1 for name, each in attributes.items() if type(each) is int and each == ranks and _counts_ranks(name)
-    }
-    return type(value)(**(attributes | counted)) if counted else value
+    changed = copy.copy(value)
+    for name in counted:
+        if of_items:
+            changed[name] = 1
+        else:
+            object.__setattr__(changed, name, 1)  # also where it is frozen
+    return changed
+
+
+def _counted(settings, ranks):
+    """What changes among settings, given by name, if there is 1 rank: those that hold the number of ranks."""
+    return {name: 1 for name, each in settings.items() if type(each) is int and each == ranks and _counts_ranks(name)}
 
 
 def change_stages(module):
@@ -1626,6 +1663,8 @@ def change_deepspeed_itself(module):
 
 
 random.seed(_seed())
+if REPLAY:
+    _count_one()
 processes.watch_files()
 processes.watch_exits()
 CHANGES = {

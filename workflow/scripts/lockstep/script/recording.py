@@ -212,6 +212,9 @@ def replay(
     if "MASTER_PORT" in started["variables"] or "RANK" in started["variables"]:
         environment |= ALONE | {"MASTER_PORT": str(free_port("auto"))}
     environment |= {name: of_one for name, of_one in OF_ONE.items() if name in environment | started["variables"]}
+    if recorded.ranks[0]["initial"]["devices"] == ["cuda:0"]:  # a script may count the GPUs that it sees
+        environment["CUDA_VISIBLE_DEVICES"] = environment.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+        asked = replace(asked, gpus=min(asked.gpus, 1))
     environment |= variables or {}
     beside = {
         "LOCKSTEP_REPLAY": str(recorded.folder.resolve()),
