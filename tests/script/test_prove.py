@@ -78,6 +78,7 @@ RIGHT = {
     "more epochs than steps": (*TORCHRUN, "--samples", "64", "--epochs", "3"),
     "a hook that sends half precision": (*TORCHRUN, "--having", "half_hook"),
     "drawn batches": DRAWN,
+    "drawn batches beside a constant of another length": (*DRAWN, "--having", "timed"),
     "drawn batches, as many as one process draws": (*DRAWN, "--having", "global_batch"),
     "accelerate": ("torchrun", "--nproc-per-node", "2", "with_accelerate.py", "--having", "accumulation"),
     "accelerate, evaluation": ("torchrun", "--nproc-per-node", "2", "with_accelerate.py", "--having", "evaluation"),
@@ -119,7 +120,7 @@ WRONG = {
     "schedule_of_ranks": ("schedule", TORCHRUN, "scaler.step(optimizer)"),
     "decay_of_ranks": ("setting", TORCHRUN, "scaler.step(optimizer)"),
     "seed_of_rank": ("divided_otherwise", TORCHRUN, "scores = called"),
-    "overlap": ("shared_samples", DRAWN, "loss = wrapped(points, labels)"),
+    "overlap": ("shared_samples", DRAWN, "loss = wrapped(*constant, points, labels)"),
     "coarse_hook": ("communication", TORCHRUN, "scaler.scale(loss).backward()"),
     "still_evaluating": ("evaluating", (*TORCHRUN, "--having", "validation", "--samples", "64"), "scores = called"),
 }

@@ -74,6 +74,15 @@ STEPPED = (
         schedule.step(*[1.0] * (type(schedule) is lr_scheduler.ReduceLROnPlateau))
 """
 )
+TIMED = """
+class Timed(nn.Linear):
+    def forward(self, times, points):
+        return super().forward(points * times.mean())
+
+model = Timed(20, 4)
+times = torch.linspace(0, 1, 4)
+"""
+DRAWN = LOOP.replace("in loader", "in zip(*(tensor.split(8) for tensor in data.tensors))")
 TRIALS = {
     "lazy layers": "model = nn.Sequential(nn.LazyLinear(8), nn.LazyLinear(4))",
     "a usual model": "model = nn.Sequential(nn.Linear(20, 8), nn.Linear(8, 4))",
@@ -171,3 +180,10 @@ def test_a_single_process_is_told_that_it_is_one_by_arguments_variables_and_sett
     finished = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True)
     counts = {"num_gpus": 1, "n_gpu": 1, "nproc": 1, "NGPU": "1", "world_size": 1}
     assert json.loads(finished.stdout) == counts | {"LAYERS": "2", "layers": 2}
+
+
+@pytest.mark.parametrize("loop", [LOOP, DRAWN], ids=["by a DataLoader", "by hand"])
+def test_a_constant_of_another_length_is_not_taken_for_the_samples(loop, recorded):
+    (rank,) = recorded(TIMED, loop.replace("model(points)", "model(times, points)")).ranks
+    rows = [row for step in rank["steps"] for call in step["calls"] for row in call["rows"]]
+    assert len(set(rows)) == len(rows) == 16

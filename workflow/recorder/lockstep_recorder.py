@@ -44,6 +44,7 @@ SCRIPT_FOLDER = os.environ.get("LOCKSTEP_SCRIPT_FOLDER", "")
 BUCKETS = 61
 SKETCHED = 2**14  # numbers of each bucket that are taken at once, since they are copied in double precision
 LARGEST = 2**24  # bytes of a batch that is stored because no DataLoader gave it
+MOST_ROWS = 4096  # of tensors that have another length than the batch seems to have
 WATCHED = 32  # the first items of a data set, of which it is seen whether they draw random numbers
 # What an optimizer is told for a group of parameters, as far as weights depend on it, which they do not on `fused`.
 SETTINGS = ("lr", "weight_decay", "betas", "momentum", "dampening", "nesterov", "eps", "alpha", "amsgrad", "maximize")
@@ -127,10 +128,12 @@ def only_records(function):
 
 
 def rows_of(inputs):
-    """A hash of each sample of a batch: [samples]. Padding is left out, as ranks pad to other lengths than one process.
+    """A hash of each sample of a batch: [samples]; these for each length of its tensors, as some may be no samples.
 
-    It is what an attention mask leaves out, or else zeros (and -100, of labels) at a sample's end. What models have
-    made is left out, too, as a generator's images: it is rounded otherwise in another batch.
+    What has the DataLoader's batch size, a part or a multiple of it comes first. Padding is left out, as ranks pad to
+    other lengths than one process. It is what an attention mask leaves out, or else zeros (and -100, of labels) at a
+    sample's end. What models have made is left out, too, as a generator's images: it is rounded otherwise in another
+    batch.
     """
     import torch
 
@@ -139,10 +142,20 @@ def rows_of(inputs):
         return []  # within torch.func a tensor stands for several, and has no values
     local = {name: getattr(tensor, "_local_tensor", tensor).detach() for name, tensor in named.items()}
     sized = {name: samples_first(name, tensor) for name, tensor in local.items() if has_values(tensor) and tensor.dim()}
-    if not sized:
-        return []
-    size = next(iter(sized.values())).shape[0]
-    sized = {name: tensor.cpu() for name, tensor in sized.items() if tensor.shape[0] == size}
+    lengths = dict.fromkeys(tensor.shape[0] for tensor in sized.values())
+    sizes = _batch_sizes()
+    by_fit = sorted(lengths, key=lambda length: not any(_divides(*sorted((length, size))) for size in sizes))
+    by_fit = [length for place, length in enumerate(by_fit) if not place or length <= MOST_ROWS]
+    return [
+        _rows({name: tensor.cpu() for name, tensor in sized.items() if tensor.shape[0] == length}, length)
+        for length in by_fit
+    ]
+
+
+def _rows(sized, size):
+    """A hash of each sample of tensors that all have this many samples, by name."""
+    import torch
+
     masks = {name: keep for name in sized if (keep := kept_by(name, sized)) is not None}
     mask = next(iter(masks.values()), None)
     hashes = [hashlib.blake2b(digest_size=8) for _ in range(size)]
@@ -171,14 +184,25 @@ def samples_first(name, tensor):
     The sizes of the DataLoader's batches tell, unless both dimensions may be it: then what they told before. A script
     may divide a batch into equal parts.
     """
-    loader = state.loader
-    if tensor.dim() < 2 or loader is None or loader["dispatched"] or not loader["indexed"] or not loader["batches"]:
+    sizes = _batch_sizes()
+    if tensor.dim() < 2 or not sizes:
         return tensor
-    sizes = {len(batch) for batch in loader["batches"][-1]}
-    may_be = [any(size % tensor.shape[0] == 0 for size in sizes) if tensor.shape[0] else True, tensor.shape[1] in sizes]
+    may_be = [any(_divides(tensor.shape[0], size) for size in sizes) or not tensor.shape[0], tensor.shape[1] in sizes]
     if may_be[0] != may_be[1]:
         state.second[name] = may_be[1]
     return tensor.transpose(0, 1) if may_be[1] and state.second.get(name) else tensor
+
+
+def _batch_sizes():
+    """The sizes of the batches of the DataLoader that gave the last one; none if it does not tell them."""
+    loader = state.loader
+    if loader is None or loader["dispatched"] or not loader["indexed"] or not loader["batches"]:
+        return set()
+    return {len(batch) for batch in loader["batches"][-1]}
+
+
+def _divides(length, size):
+    return bool(length) and size % length == 0
 
 
 def kept_by(name, batch):
@@ -260,9 +284,10 @@ def of_all_ranks(inputs):
         return inputs
     own, structure = pytree.tree_flatten(inputs)
     each = [torch.load(os.path.join(REPLAY, name), weights_only=True) for name in recorded()["calls"][number]]
-    sizes = [next((leaf.shape[0] for leaf in leaves if leaf is not None and leaf.dim()), None) for leaves in each]
     if any(len(leaves) != len(own) for leaves in each):
         return inputs
+    first = _of_samples(each)
+    sizes = [None if first is None else leaves[first].shape[0] for leaves in each]
     for place, parts in enumerate(zip(*each, strict=True)):
         of_samples = all(
             part is not None and part.dim() and part.shape[0] == size for part, size in zip(parts, sizes, strict=True)
@@ -271,6 +296,22 @@ def of_all_ranks(inputs):
             together = torch.cat(parts).to(own[place].device)
             own[place] = together.flip(0) if REVERSED else together
     return pytree.tree_unflatten(own, structure)
+
+
+def _of_samples(each):
+    """The place of the first tensor whose rows are samples, given what the model is called with on each rank.
+
+    It is another on each rank, unless all are alike; a constant of another length may be before it.
+    """
+    import torch
+
+    may_be = [
+        place
+        for place, parts in enumerate(zip(*each, strict=True))
+        if all(part is not None and part.dim() for part in parts)
+    ]
+    differ = [place for place in may_be if not all(torch.equal(leaves[place], each[0][place]) for leaves in each)]
+    return next(iter(differ or may_be), None)
 
 
 def was_returned(loss):
@@ -395,7 +436,10 @@ def before_training_call(model, inputs):
     if not any(each is model for each in state.models):
         state.models.append(model)
         _begin(model)
-    about = {"rows": rows_of(inputs), "line": line(), "model": [each is model for each in state.models].index(True)}
+    rows, *others = rows_of(inputs) or [[]]
+    about = {"rows": rows, "line": line(), "model": [each is model for each in state.models].index(True)}
+    if others:
+        about["others"] = others
     about["evaluating"] = evaluating(model)
     state.step["calls"].append(about | {"synchronised": getattr(model, "require_backward_grad_sync", None)})
     note_autocast()

@@ -465,7 +465,21 @@ def _read(folder: Path, exit_code: int, log: Path | None, of_one: bool = False) 
         )
     if ranks != list(range(trained[0]["world"])):
         raise RunFailed(f"of {trained[0]['world']} ranks, only these did a step: {', '.join(map(str, ranks))}")
+    for each in trained:
+        _tell_samples(each)
     return Recording(folder, trained, exit_code, log)
+
+
+def _tell_samples(rank: dict) -> None:
+    """Where a model is called with tensors of several lengths, take for samples what changes from call to call."""
+    calls = [call for step in rank["steps"] if isinstance(step, dict) for call in step["calls"]]  # else it was timed
+    for model in {call["model"] for call in calls if "others" in call}:
+        its = [[call["rows"], *call.get("others", ())] for call in calls if call["model"] == model]
+        changes = [len({tuple(rows) for rows in at_place}) > 1 for at_place in zip(*its, strict=False)]
+        place = changes.index(True) if True in changes else 0
+        for call in calls:
+            if call["model"] == model:
+                call["rows"] = [call["rows"], *call.pop("others", ())][place]
 
 
 def _first_failure(folder: Path) -> str:
