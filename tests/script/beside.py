@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import os
 
 import torch
 import torch.distributed as dist
@@ -120,6 +121,20 @@ def penalised(loader, mistake):
         optimizer.step()
 
 
+def tried(loader, mistake):
+    """Lazy layers get their shapes by calls before the first batch, and the same weights on all ranks after these."""
+    torch.manual_seed(dist.get_rank())
+    inner = nn.Sequential(nn.LazyLinear(8), nn.LazyLinear(4))
+    for _ in range(2):
+        inner(torch.ones(1, 20))
+    model = DistributedDataParallel(inner)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for points, labels in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(points), labels).backward()
+        optimizer.step()
+
+
 class Fitted(nn.Module):
     """A module whose method is the loop."""
 
@@ -144,6 +159,7 @@ def plain(loader, mistake):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(points), labels)
         loss = loss * torch.rand(()) if "weighted" in mistake else loss
+        loss = loss / int(os.environ["NGPU"]) if "averaged_twice" in mistake else loss
         (loss * dist.get_world_size() if "summed" in mistake else loss).backward()
         optimizer.step()
 
@@ -337,7 +353,7 @@ class Masking:
 
 
 KINDS = (plain, adversarial, temperature, sharded, flat, joined, views, closure, fitted, waits, experts, growing)
-KINDS += (sparse, graph, penalised, layer_drop, later, two_optimizers, evaluated)
+KINDS += (sparse, graph, penalised, layer_drop, later, two_optimizers, evaluated, tried)
 
 
 def main():

@@ -20,6 +20,13 @@ class Classifier(nn.Module):
         return scores, None if labels is None else nn.functional.cross_entropy(scores, labels)
 
 
+class Timed(Classifier):
+    """Is called with a constant of another length first, as a solver is with points in time."""
+
+    def forward(self, times, points, labels=None):
+        return super().forward(points * times.mean(), labels)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--mistake", default=[], type=lambda words: words.split(","))
@@ -28,7 +35,8 @@ def main():
     dist.init_process_group("gloo")
     part, parts = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    model = Classifier()
+    constant = [torch.linspace(0, 1, 5)] if "timed" in arguments.having else []
+    model = Timed() if constant else Classifier()
     if "divided" in arguments.having:  # tensor parallel within two groups of ranks, each with samples of its own
         mesh = init_device_mesh("cpu", (2, parts // 2), mesh_dim_names=("replica", "layers"))
         parallelize_module(model, mesh["layers"], {"first": ColwiseParallel(), "last": RowwiseParallel()})
@@ -52,7 +60,7 @@ def main():
             if "outside" in arguments.having:
                 loss = nn.functional.cross_entropy(wrapped(points)[0], labels)
             else:
-                loss = wrapped(points, labels)[1]
+                loss = wrapped(*constant, points, labels)[1]
             (loss / batches).backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -57,6 +57,16 @@ def test_a_setting_that_the_weights_do_not_show_is_told():
     assert told.reason == "weight decay 0.01, 0, and 0.0101, 0 on one process"
 
 
+@pytest.mark.parametrize(
+    ("eps", "says"), [([None, 1e-3], ""), ([None, 2e-3], "eps (none, 0.001) against (none, 0.002)")]
+)
+def test_a_setting_may_have_parts_without_a_value(eps, says):
+    """As Adafactor's eps has by default."""
+    mine, its = (recorded(settings=[{"eps": each}]) for each in ([None, 1e-3], eps))
+    assert [each.says for each in findings.two_scripts(mine, its)] == []
+    assert [each.says for each in findings.other_settings(mine, its)] == ([says] if says else [])
+
+
 def test_a_data_set_that_does_not_tell_its_size_is_not_judged_by_it():
     unsized = handing_out(None, None)
     for rank in unsized.ranks:
@@ -112,3 +122,30 @@ def test_samples_that_ranks_share_in_each_step_are_told(rows, levels):
                 names[0] += str(rank["rank"])
             rank["steps"][step]["calls"][0]["rows"] = names
     assert [each.level for each in findings.between_ranks(of_both)] == levels
+
+
+def test_a_learning_rate_that_the_optimizer_finds_by_itself_is_no_difference():
+    of_ranks, alone = recorded(ranks=2, steps=1), recorded(rows=["1", "2"] * 2, steps=1)
+    for rank in [*of_ranks.ranks, *alone.ranks]:
+        rank["steps"][0]["rates"] = [None]
+    verdict = findings.against_one(of_ranks, alone, alone)
+    assert verdict.table[0]["rate"] is None
+    assert "rate" not in {each.kind for each in [*verdict.findings, *findings.two_scripts(of_ranks, alone)]}
+
+
+@pytest.mark.parametrize(
+    ("of_each", "says"),
+    [
+        (([], []), []),
+        ((["1"], ["1"]), []),  # frozen on all ranks
+        (
+            (["1", "3", "4"], ["1"]),
+            ["rank 0 trains with layers in evaluation mode, unlike other ranks: 3, 4"],
+        ),
+    ],
+)
+def test_a_rank_that_trains_in_evaluation_mode_is_told(of_each, says):
+    of_both = recorded(ranks=2, steps=1)
+    for rank, names in zip(of_both.ranks, of_each, strict=True):
+        rank["steps"][0]["calls"][0] |= {"rows": [str(rank["rank"])], "evaluating": names}
+    assert [each.says for each in findings.between_ranks(of_both)] == says

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import time
@@ -77,6 +78,7 @@ RIGHT = {
     "more epochs than steps": (*TORCHRUN, "--samples", "64", "--epochs", "3"),
     "a hook that sends half precision": (*TORCHRUN, "--having", "half_hook"),
     "drawn batches": DRAWN,
+    "drawn batches beside a constant of another length": (*DRAWN, "--having", "timed"),
     "drawn batches, as many as one process draws": (*DRAWN, "--having", "global_batch"),
     "accelerate": ("torchrun", "--nproc-per-node", "2", "with_accelerate.py", "--having", "accumulation"),
     "accelerate, evaluation": ("torchrun", "--nproc-per-node", "2", "with_accelerate.py", "--having", "evaluation"),
@@ -118,8 +120,9 @@ WRONG = {
     "schedule_of_ranks": ("schedule", TORCHRUN, "scaler.step(optimizer)"),
     "decay_of_ranks": ("setting", TORCHRUN, "scaler.step(optimizer)"),
     "seed_of_rank": ("divided_otherwise", TORCHRUN, "scores = called"),
-    "overlap": ("shared_samples", DRAWN, "loss = wrapped(points, labels)"),
+    "overlap": ("shared_samples", DRAWN, "loss = wrapped(*constant, points, labels)"),
     "coarse_hook": ("communication", TORCHRUN, "scaler.scale(loss).backward()"),
+    "still_evaluating": ("evaluating", (*TORCHRUN, "--having", "validation", "--samples", "64"), "scores = called"),
 }
 
 
@@ -225,7 +228,10 @@ BESIDE = ("torchrun", "--nproc-per-node", "2", "beside.py")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    ["adversarial", "temperature", "sharded", "views", "closure", "fitted", "growing", "sparse", "graph", "penalised"],
+    [
+        *("adversarial", "temperature", "sharded", "views", "closure", "fitted", "growing", "sparse", "graph"),
+        *("penalised", "tried"),
+    ],
 )
 def test_all_that_is_trained_is_proven(kind, tmp_path):
     verdict = proven(tmp_path, *BESIDE, kind, options=("--steps", "4"))
@@ -332,6 +338,13 @@ def test_a_parameter_that_drifts_is_found_wherever_it_is(kind, mistake, drifts, 
 def test_a_parameter_beside_the_model_that_begins_otherwise_on_each_rank_is_found(tmp_path):
     verdict = proven(tmp_path, *BESIDE, "temperature", "--mistake", "other_weights", options=("--steps", "4"))
     assert "SGD.param_groups[1]['params'][0]" in verdict["kinds"]["beginning"]["says"], verdict["said"]
+
+
+@pytest.mark.slow
+def test_one_process_is_told_that_it_is_one_where_a_script_is_told_the_number_of_ranks(tmp_path):
+    command = ("env", "NGPU=2", *BESIDE, "plain", "--mistake", "averaged_twice")
+    verdict = proven(tmp_path, *command, options=("--steps", "4"))
+    assert verdict["kinds"].keys() == {"averaged_twice"}, verdict["said"]
 
 
 @pytest.mark.slow
@@ -506,6 +519,18 @@ def test_a_command_that_does_not_train_is_said_in_words(command, says):
     assert finished.returncode == (2 if command[0] == "no-such-launcher" else 3)
     assert says in finished.stdout + finished.stderr
     assert "Traceback" not in finished.stderr or "--wrong" in command
+
+
+def test_an_error_of_lockstep_itself_is_not_taken_for_another_model(monkeypatch, capsys):
+    script = runpy.run_path(str(PROJECT / "workflow/scripts/prove.py"))
+
+    def broken(*_):
+        raise TypeError("a mistake of ours")
+
+    monkeypatch.setitem(script["main"].__globals__, "_prove", broken)
+    monkeypatch.setattr(sys, "argv", ["prove.py", "--", "python", "train.py"])
+    assert script["main"]() == 4
+    assert "TypeError: a mistake of ours" in capsys.readouterr().err
 
 
 UNAWARE = """

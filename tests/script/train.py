@@ -204,7 +204,8 @@ def train(rank, world, epochs, arguments):
         if "shared_validation" in having or ("validation" in having and rank == 0):
             with torch.no_grad():
                 print(sum(loss_of(model.eval()(points), labels) for points, labels in validation))
-            model.train()
+            if "still_evaluating" not in mistake:
+                model.train()
     if not rank:
         print(f"{epoch + 1} epochs of {len(data)} points, loss {float(loss.detach()):.3f}")
     dist.destroy_process_group()

@@ -160,9 +160,14 @@ def failure():
     """
     error = getattr(sys, "last_value", None)
     if error is not None:
-        lines = [text.strip() for text in str(error).splitlines() if any(map(str.isalnum, text))]
-        return ": ".join([type(error).__name__, *lines[:1]])
+        return words_of(error)
     return f"exit code {_exits[0]}" if _exits and _exits[0] not in (None, 0) else ""
+
+
+def words_of(error):
+    """The kind of an error, and the first line of what it says."""
+    lines = [text.strip() for text in str(error).splitlines() if any(map(str.isalnum, text))]
+    return ": ".join([type(error).__name__, *lines[:1]])
 
 
 def write_failure(about):

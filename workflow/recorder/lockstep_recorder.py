@@ -13,6 +13,7 @@ LOCKSTEP_RECORDING names the folder. LOCKSTEP_REPLAY names the folder of an earl
 one, then gets that recording's samples, initial weights and learning rates.
 """
 
+import argparse
 import atexit
 import collections.abc
 import contextlib
@@ -28,6 +29,7 @@ import pickle
 import random
 import sys
 import threading
+import traceback
 import types
 
 import lockstep_processes as processes
@@ -42,6 +44,7 @@ SCRIPT_FOLDER = os.environ.get("LOCKSTEP_SCRIPT_FOLDER", "")
 BUCKETS = 61
 SKETCHED = 2**14  # numbers of each bucket that are taken at once, since they are copied in double precision
 LARGEST = 2**24  # bytes of a batch that is stored because no DataLoader gave it
+MOST_ROWS = 4096  # of tensors that have another length than the batch seems to have
 WATCHED = 32  # the first items of a data set, of which it is seen whether they draw random numbers
 # What an optimizer is told for a group of parameters, as far as weights depend on it, which they do not on `fused`.
 SETTINGS = ("lr", "weight_decay", "betas", "momentum", "dampening", "nesterov", "eps", "alpha", "amsgrad", "maximize")
@@ -103,14 +106,35 @@ def line():
     return ""
 
 
+def only_records(function):
+    """A function that only records, so that an error in it is none of the user's script.
+
+    It ends the recording, as the last step does, and the note of it says that nothing can be told.
+    """
+
+    @functools.wraps(function)
+    def noted(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            traceback.print_exc()
+            state.notes["failed"] = processes.words_of(error)
+            write()
+            end()
+
+    return noted
+
+
 # --- Samples -------------------------------------------------------------------------------------------------------
 
 
 def rows_of(inputs):
-    """A hash of each sample of a batch: [samples]. Padding is left out, as ranks pad to other lengths than one process.
+    """A hash of each sample of a batch: [samples]; these for each length of its tensors, as some may be no samples.
 
-    It is what an attention mask leaves out, or else zeros (and -100, of labels) at a sample's end. What models have
-    made is left out, too, as a generator's images: it is rounded otherwise in another batch.
+    What has the DataLoader's batch size, a part or a multiple of it comes first. Padding is left out, as ranks pad to
+    other lengths than one process. It is what an attention mask leaves out, or else zeros (and -100, of labels) at a
+    sample's end. What models have made is left out, too, as a generator's images: it is rounded otherwise in another
+    batch.
     """
     import torch
 
@@ -119,10 +143,20 @@ def rows_of(inputs):
         return []  # within torch.func a tensor stands for several, and has no values
     local = {name: getattr(tensor, "_local_tensor", tensor).detach() for name, tensor in named.items()}
     sized = {name: samples_first(name, tensor) for name, tensor in local.items() if has_values(tensor) and tensor.dim()}
-    if not sized:
-        return []
-    size = next(iter(sized.values())).shape[0]
-    sized = {name: tensor.cpu() for name, tensor in sized.items() if tensor.shape[0] == size}
+    lengths = dict.fromkeys(tensor.shape[0] for tensor in sized.values())
+    sizes = _batch_sizes()
+    by_fit = sorted(lengths, key=lambda length: not any(_divides(*sorted((length, size))) for size in sizes))
+    by_fit = [length for place, length in enumerate(by_fit) if not place or length <= MOST_ROWS]
+    return [
+        _rows({name: tensor.cpu() for name, tensor in sized.items() if tensor.shape[0] == length}, length)
+        for length in by_fit
+    ]
+
+
+def _rows(sized, size):
+    """A hash of each sample of tensors that all have this many samples, by name."""
+    import torch
+
     masks = {name: keep for name in sized if (keep := kept_by(name, sized)) is not None}
     mask = next(iter(masks.values()), None)
     hashes = [hashlib.blake2b(digest_size=8) for _ in range(size)]
@@ -151,14 +185,25 @@ def samples_first(name, tensor):
     The sizes of the DataLoader's batches tell, unless both dimensions may be it: then what they told before. A script
     may divide a batch into equal parts.
     """
-    loader = state.loader
-    if tensor.dim() < 2 or loader is None or loader["dispatched"] or not loader["indexed"] or not loader["batches"]:
+    sizes = _batch_sizes()
+    if tensor.dim() < 2 or not sizes:
         return tensor
-    sizes = {len(batch) for batch in loader["batches"][-1]}
-    may_be = [any(size % tensor.shape[0] == 0 for size in sizes) if tensor.shape[0] else True, tensor.shape[1] in sizes]
+    may_be = [any(_divides(tensor.shape[0], size) for size in sizes) or not tensor.shape[0], tensor.shape[1] in sizes]
     if may_be[0] != may_be[1]:
         state.second[name] = may_be[1]
     return tensor.transpose(0, 1) if may_be[1] and state.second.get(name) else tensor
+
+
+def _batch_sizes():
+    """The sizes of the batches of the DataLoader that gave the last one; none if it does not tell them."""
+    loader = state.loader
+    if loader is None or loader["dispatched"] or not loader["indexed"] or not loader["batches"]:
+        return set()
+    return {len(batch) for batch in loader["batches"][-1]}
+
+
+def _divides(length, size):
+    return bool(length) and size % length == 0
 
 
 def kept_by(name, batch):
@@ -240,9 +285,10 @@ def of_all_ranks(inputs):
         return inputs
     own, structure = pytree.tree_flatten(inputs)
     each = [torch.load(os.path.join(REPLAY, name), weights_only=True) for name in recorded()["calls"][number]]
-    sizes = [next((leaf.shape[0] for leaf in leaves if leaf is not None and leaf.dim()), None) for leaves in each]
     if any(len(leaves) != len(own) for leaves in each):
         return inputs
+    first = _of_samples(each)
+    sizes = [None if first is None else leaves[first].shape[0] for leaves in each]
     for place, parts in enumerate(zip(*each, strict=True)):
         of_samples = all(
             part is not None and part.dim() and part.shape[0] == size for part, size in zip(parts, sizes, strict=True)
@@ -251,6 +297,22 @@ def of_all_ranks(inputs):
             together = torch.cat(parts).to(own[place].device)
             own[place] = together.flip(0) if REVERSED else together
     return pytree.tree_unflatten(own, structure)
+
+
+def _of_samples(each):
+    """The place of the first tensor whose rows are samples, given what the model is called with on each rank.
+
+    It is another on each rank, unless all are alike; a constant of another length may be before it.
+    """
+    import torch
+
+    may_be = [
+        place
+        for place, parts in enumerate(zip(*each, strict=True))
+        if all(part is not None and part.dim() for part in parts)
+    ]
+    differ = [place for place in may_be if not all(torch.equal(leaves[place], each[0][place]) for leaves in each)]
+    return next(iter(differ or may_be), None)
 
 
 def was_returned(loss):
@@ -369,6 +431,7 @@ def buffers():
 # --- Recording -----------------------------------------------------------------------------------------------------
 
 
+@only_records
 def settle():
     """Called when the script goes on after a step, whose weights are now what it makes of them; the last step ends it.
 
@@ -382,8 +445,7 @@ def settle():
         note_weights()
     write()
     if len(state.steps) == STEPS:
-        state.finished = True
-        processes.end_together()
+        end()
 
 
 def note_weights():
@@ -399,9 +461,23 @@ def before_training_call(model, inputs):
     if not any(each is model for each in state.models):
         state.models.append(model)
         _begin(model)
-    about = {"rows": rows_of(inputs), "line": line(), "model": [each is model for each in state.models].index(True)}
+    rows, *others = rows_of(inputs) or [[]]
+    about = {"rows": rows, "line": line(), "model": [each is model for each in state.models].index(True)}
+    if others:
+        about["others"] = others
+    about["evaluating"] = evaluating(model)
     state.step["calls"].append(about | {"synchronised": getattr(model, "require_backward_grad_sync", None)})
     note_autocast()
+
+
+def _forget_trials():
+    """Forget models that were called before the first batch, as to try them on any data: nothing was trained yet.
+
+    Their weights may still differ between ranks, until DistributedDataParallel makes them alike.
+    """
+    state.models.clear()
+    state.returned.clear()
+    state.step, state.initial, state.calls = _empty_step(), None, 0
 
 
 def note_autocast():
@@ -542,6 +618,18 @@ def dropouts(model):
     return max((float(p) for p in probabilities if isinstance(p, (int, float))), default=0.0)
 
 
+def evaluating(model):
+    """The names of a model's modules that are in evaluation mode, of those that compute something else in it."""
+    return [plain(name) for name, module in model.named_modules() if not module.training and _has_modes(module)]
+
+
+def _has_modes(module):
+    """Whether a module drops units in training, or normalises by the batch: layers of PyTorch and many others."""
+    probabilities = [getattr(module, name, 0.0) for name in ("p", "dropout", "drop_prob", "attention_dropout")]
+    drops = any(isinstance(each, float) and 0 < each < 1 for each in probabilities)
+    return drops or type(module).__name__.startswith(("BatchNorm", "SyncBatchNorm"))
+
+
 def _put_weights_into(model, number=0, earlier=()):
     """Give a model its recorded weights, but for those that it shares with an earlier one, which has them.
 
@@ -584,6 +672,8 @@ def before_step(optimizer, args, kwargs):
     if REPLAY and (recorded := recorded_rates(by_closure)):
         for group, rate in zip(optimizer.param_groups, recorded, strict=False):
             step.setdefault("own_rates", list(step["rates"]))
+            if rate is None:
+                continue
             if hasattr(group["lr"], "fill_"):
                 group["lr"].fill_(rate)
             else:
@@ -641,7 +731,7 @@ def after_step(optimizer, *_):
     if state.stepping or state.finished or state.engine:
         return
     for group, rate in zip(optimizer.param_groups, state.step.get("own_rates", ()), strict=False):
-        if not hasattr(group["lr"], "fill_"):
+        if rate is not None and not hasattr(group["lr"], "fill_"):
             group["lr"] = rate  # since a schedule may start from the current rate
     if not state.models:  # nothing is trained yet
         state.step = _empty_step()
@@ -660,13 +750,19 @@ def after_step(optimizer, *_):
 
 def _describe(optimizer):
     state.step["line"] = line()
-    state.step["rates"] = [float(group["lr"]) for group in optimizer.param_groups]
+    state.step["rates"] = [_rate(group) for group in optimizer.param_groups]
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     trained = [(name, id(parameter) in held) for name, parameter in named_parameters() if parameter.grad is not None]
     if any(updated for _, updated in trained):  # otherwise it holds copies of them
         state.step["unstepped"] = [name for name, updated in trained if not updated]
     trained = [group for group in optimizer.param_groups if any(each.grad is not None for each in group["params"])]
     state.step["settings"] = [{name: plainly(group[name]) for name in SETTINGS if name in group} for group in trained]
+
+
+def _rate(group):
+    """The learning rate of a group of parameters; None if its optimizer finds it by itself, as Adafactor may."""
+    rate = group.get("lr")
+    return None if rate is None else float(rate)
 
 
 def plainly(value):
@@ -745,6 +841,12 @@ def _drawing():
     return state.drawing
 
 
+def end():
+    """End this process when all ranks have done their steps."""
+    state.finished = True
+    processes.end_together()
+
+
 @atexit.register
 def _at_exit():
     if state.finished:
@@ -766,8 +868,8 @@ def change_torch(torch):
     processes.note_start()
     torch.manual_seed(_seed())
     # A script may compile its optimizer's step, whose graph must not have what the recorder does.
-    optimizer.register_optimizer_step_pre_hook(torch.compiler.disable(before_step))
-    optimizer.register_optimizer_step_post_hook(torch.compiler.disable(after_step))
+    optimizer.register_optimizer_step_pre_hook(torch.compiler.disable(only_records(before_step)))
+    optimizer.register_optimizer_step_post_hook(torch.compiler.disable(only_records(after_step)))
     _change_modules(torch)
     _change_backward(torch)
     _change_loaders(torch)
@@ -797,6 +899,19 @@ def _change_modules(torch):
         in_backward = torch._C._current_graph_task_id() != -1  # activation checkpointing recomputes the forward pass
         if in_backward or state.finished or not FOLDER or not has_parameters(module):
             return call(module, *args, **kwargs)
+        trains, args, kwargs, before = before_call(module, args, kwargs)
+        state.depth += 1
+        try:
+            output = call(module, *args, **kwargs)
+        finally:
+            state.depth -= 1
+        if trains:
+            after_call(output, before)
+        return output
+
+    @only_records
+    def before_call(module, args, kwargs):
+        """Whether it trains, what the module is to be called with, and the states of random generators, if watched."""
         settle()
         frame, model = enclosing(module)
         seen_already = frame is not None and frame is state.frame
@@ -811,21 +926,17 @@ def _change_modules(torch):
         if not seen_already and trains:
             before_training_call(model, inputs)
         watched = trains and not state.notes.get("draws")
-        before = watched and _random_states(torch)
-        state.depth += 1
-        try:
-            output = call(module, *args, **kwargs)
-        finally:
-            state.depth -= 1
-        if watched and before != _random_states(torch):
+        return trains, args, kwargs, _random_states(torch) if watched else None
+
+    @only_records
+    def after_call(output, before):
+        if before is not None and before != _random_states(torch):
             state.notes["draws"] = True
-        for _, tensor in _tensors(output) if trains else ():
+        for _, tensor in _tensors(output):
             note_precision(tensor.dtype)
             if state.loader is None and not tensor.dim() and tensor.grad_fn is not None:
                 state.returned.append(tensor.grad_fn)
-        if trains:
-            note_made(output)
-        return output
+        note_made(output)
 
     def enclosing(module):
         """The module whose method calls this one: a model's forward() may be called directly, or by Lightning."""
@@ -848,9 +959,14 @@ def _change_modules(torch):
         return {name: frame.f_locals.get(name) for name in code.co_varnames[:count] if name != "self"}
 
     def has_parameters(module):
-        """Whether a module has parameters that are real, not torch.func's wrapped ones."""
+        """Whether a module has parameters that are real, not torch.func's wrapped ones, nor lazy ones without shapes.
+
+        Lazy ones get their shapes in their first call, which a script makes with any data.
+        """
         first = next(module.parameters(), None)
-        return first is not None and not torch._C._functorch.is_functorch_wrapped_tensor(first)
+        if first is None or torch._C._functorch.is_functorch_wrapped_tensor(first):
+            return False
+        return not any(map(torch.nn.parameter.is_lazy, module.parameters()))
 
     torch.nn.Module.__call__ = noted
 
@@ -870,16 +986,22 @@ def _note_drawing_loop(torch):
 def _change_backward(torch):
     backward = torch.autograd.backward
 
-    def noted(tensors, *args, **kwargs):
-        if state.models and not state.finished:
-            settle()
-            _note_drawing_loop(torch)
-            state.pending = {id(each): each for each in state.pending.values() if _holds_gradient(each)}
-        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        if state.models and not state.finished and len(roots) == 1 and roots[0].numel() == 1:
+    @only_records
+    def before_backward(roots):
+        settle()
+        _note_drawing_loop(torch)
+        state.pending = {id(each): each for each in state.pending.values() if _holds_gradient(each)}
+        # An edge of a graph is a root, too.
+        if len(roots) == 1 and isinstance(roots[0], torch.Tensor) and roots[0].numel() == 1:
             state.step["losses"].append(float(roots[0].detach()) / getattr(roots[0], "_lockstep_scale", 1.0))
             state.step["backward_line"] = line()
             state.step["inside"] = state.step.get("inside", True) and was_returned(roots[0])
+
+    def noted(tensors, *args, **kwargs):
+        if not isinstance(tensors, (torch.Tensor, tuple)):
+            tensors = list(tensors)  # it may be an iterator
+        if state.models and not state.finished:
+            before_backward([tensors] if isinstance(tensors, torch.Tensor) else tensors)
         state.returned.clear()
         state.norms.clear()
         result = backward(tensors, *args, **kwargs)
@@ -913,6 +1035,7 @@ def _change_clipping(torch):
         clipped.update(map(id, parameters))
         return parameters
 
+    @only_records
     def note_factor(most, norm):
         if not torch.compiler.is_compiling():
             norm = float(whole(norm)[0])  # of a DTensor, of all ranks
@@ -935,6 +1058,7 @@ def _change_clipping(torch):
         if not compiling:
             state.step["factors"].append(size(parameters) / (before or 1.0))
 
+    @only_records
     def size(parameters):
         sizes = [sketched(whole(each.grad)[0])[0] for each in parameters if each.grad is not None]
         return sum(size**2 for size in sizes) ** 0.5
@@ -949,6 +1073,7 @@ def _change_clipping(torch):
     def held(optimizer):
         return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
+    @only_records
     def check(scaler, optimizer):
         if scaler.is_enabled() and state.step["clip"] and clipped & held(optimizer):
             state.notes.setdefault(
@@ -1031,14 +1156,33 @@ def _change_communication(torch):
 
 
 def _change_schedules(torch):
-    schedule = torch.optim.lr_scheduler.LRScheduler
-    step = schedule.step
+    """Count the steps of schedules, also of classes whose step is their own, as ReduceLROnPlateau's."""
+    module = torch.optim.lr_scheduler
+    schedule = module.LRScheduler
 
-    def noted(self, *args, **kwargs):
-        state.schedule_steps += 1
-        return step(self, *args, **kwargs)
+    def change(kind):
+        if "step" in vars(kind):
+            kind.step = counted(kind.step)
 
-    schedule.step = noted
+    def counted(step):
+        @functools.wraps(step)
+        def noted(self, *args, **kwargs):
+            before = state.schedule_steps
+            try:
+                return step(self, *args, **kwargs)
+            finally:
+                state.schedule_steps = before + 1  # also where it steps other schedules, or calls its base's step
+
+        return noted
+
+    def change_subclass(kind, **kwargs):
+        super(schedule, kind).__init_subclass__(**kwargs)
+        change(kind)
+
+    for kind in vars(module).values():
+        if isinstance(kind, type) and issubclass(kind, (schedule, module.ReduceLROnPlateau)):
+            change(kind)
+    schedule.__init_subclass__ = classmethod(change_subclass)
 
 
 def _change_saving(torch):
@@ -1107,10 +1251,13 @@ def _change_loaders(torch):
     @functools.wraps(initialise)  # Lightning makes loaders again, with the arguments that it finds in the signature
     def noted_init(self, dataset, *args, **kwargs):
         initialise(self, dataset, *args, **kwargs)
-        try:
+        note_loader(self, dataset)
+
+    @only_records
+    def note_loader(self, dataset):
+        size = None
+        with contextlib.suppress(Exception):  # whatever a stream raises that has no length
             size = len(dataset)
-        except TypeError:
-            size = None
         ordinal = sum(loader["size"] == size for loader in state.loaders)
         about = {"size": size, "ordinal": ordinal, "batches": [], "length": None, "trains": False, "evaluates": False}
         about["dispatched"] = False  # whether rank 0 draws the batches of all ranks
@@ -1124,7 +1271,7 @@ def _change_loaders(torch):
         state.loaders.append(about)
         object.__setattr__(self, "_lockstep", about)
         if about["indexed"] and not REPLAY:
-            with contextlib.suppress(TypeError):
+            with contextlib.suppress(Exception):
                 about["length"] = length(self)
 
     def noted_length(self):
@@ -1134,18 +1281,23 @@ def _change_loaders(torch):
     def noted_iterator(self, loader, *args, **kwargs):
         self._lockstep = getattr(loader, "_lockstep", None)
         if self._lockstep is not None:
-            self._lockstep["batches"].append([])
-            self._lockstep["divisions"].append(_division(loader))
+            begin_epoch(self._lockstep, loader)
         reset(self, loader, *args, **kwargs)
+
+    @only_records
+    def begin_epoch(about, loader):
+        about["batches"].append([])
+        about["divisions"].append(_division(loader))
 
     def noted_reset(self, loader, first_iter=False):
         if not first_iter and self._lockstep is not None:  # persistent workers begin another epoch
-            self._lockstep["batches"].append([])
-            self._lockstep["divisions"].append(_division(loader))
+            begin_epoch(self._lockstep, loader)
         reset_again(self, loader, first_iter)
 
     def noted_index(self):
         settle()
+        if state.loader is None and not state.steps and not state.step["losses"]:
+            _forget_trials()
         about = state.loader = self._lockstep
         if about is None or not about["indexed"] or state.finished:
             return next_index(self)
@@ -1389,11 +1541,38 @@ def change_spawn(module):
     module.spawn, module.start_processes = spawn_one, start_one
 
 
-COUNTS = ("world", "nproc", "gpus", "processes", "replicas", "ranks")  # parts of names of settings that count ranks
+# Parts of names of settings that count ranks.
+COUNTS = ("world", "nproc", "gpus", "ngpu", "n_gpu", "num_gpu", "num_devices", "processes", "replicas", "ranks")
 
 
 def _counts_ranks(name):
-    return any(word in str(name).lower() for word in COUNTS)
+    return any(word in str(name).lower().replace("-", "_") for word in COUNTS)
+
+
+def _count_one():
+    """Set the number of ranks to 1 in this process's variables and arguments, also where argparse has it as default."""
+    world = recorded()["world"]
+    if world == 1:
+        return
+    for name, value in os.environ.items():
+        if value == str(world) and _counts_ranks(name) and not name.startswith("LOCKSTEP_"):
+            os.environ[name] = "1"
+    for place in range(1, len(sys.argv)):
+        option, sign, value = sys.argv[place].rpartition("=")
+        before = sys.argv[place - 1]
+        if value == str(world) and sign and _counts_ranks(option):
+            sys.argv[place] = f"{option}=1"
+        elif value == str(world) and not sign and before.startswith("-") and _counts_ranks(before):
+            sys.argv[place] = "1"
+    parse = argparse.ArgumentParser.parse_known_args
+
+    @functools.wraps(parse)
+    def parse_of_one(self, *args, **kwargs):
+        namespace, rest = parse(self, *args, **kwargs)
+        vars(namespace).update(_counted(vars(namespace), world))
+        return namespace, rest
+
+    argparse.ArgumentParser.parse_known_args = parse_of_one
 
 
 def _arguments_of_one(fn, args, ranks):
@@ -1408,14 +1587,23 @@ def _arguments_of_one(fn, args, ranks):
 
 
 def _of_one(value, ranks):
-    """Settings with their number of ranks set to 1."""
-    attributes = value if isinstance(value, dict) else getattr(value, "__dict__", None)
-    if not attributes or type(value).__name__ not in ("Namespace", "SimpleNamespace", "dict"):
+    """Settings of any kind, such as a dictionary or a dataclass, with their number of ranks set to 1: a copy."""
+    of_items = isinstance(value, collections.abc.MutableMapping)
+    counted = _counted(value if of_items else getattr(value, "__dict__", {}), ranks)
+    if not counted or isinstance(value, type):
         return value
-    counted = {
-        name: 1 for name, each in attributes.items() if type(each) is int and each == ranks and _counts_ranks(name)
-    }
-    return type(value)(**(attributes | counted)) if counted else value
+    changed = copy.copy(value)
+    for name in counted:
+        if of_items:
+            changed[name] = 1
+        else:
+            object.__setattr__(changed, name, 1)  # also where it is frozen
+    return changed
+
+
+def _counted(settings, ranks):
+    """What changes among settings, given by name, if there is 1 rank: those that hold the number of ranks."""
+    return {name: 1 for name, each in settings.items() if type(each) is int and each == ranks and _counts_ranks(name)}
 
 
 def change_stages(module):
@@ -1520,7 +1708,7 @@ def change_deepspeed(module):
                 state.step["norm"] = float(norm)
             step_done()
 
-    processes.follow_engine(module, state, done, begin)
+    processes.follow_engine(module, state, only_records(done), only_records(begin))
 
 
 def change_deepspeed_itself(module):
@@ -1550,6 +1738,8 @@ def change_deepspeed_itself(module):
 
 
 random.seed(_seed())
+if REPLAY:
+    _count_one()
 processes.watch_files()
 processes.watch_exits()
 CHANGES = {

@@ -6,18 +6,20 @@
 The command is run for a few optimizer steps, with a recorder in each of its processes. Then its script is run as one
 process, on the samples of all ranks, from the same weights, and once more with each batch reversed, which shows how far
 rounding alone goes. The first difference is reported, with its cause if that is known.
-The exit code is 1 if another model is trained, and 3 if that can't be told.
+The exit code is 1 if another model is trained, 3 if that can't be told, and 4 if Lockstep itself failed.
 """
 
 import argparse
 import shlex
 import shutil
+import sys
 import tempfile
+import traceback
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from lockstep import cli, files, paths
-from lockstep.errors import BadInput, RunFailed, RunStopped
+from lockstep.errors import BadInput, RunFailed, RunStopped, tell
 from lockstep.script import findings, page, pretended, recording
 from lockstep.terminal import print_table
 
@@ -28,9 +30,22 @@ SAYS = {
 }
 PAGE = "proof.html"
 EXIT = {findings.EQUAL: 0, findings.DIFFERENT: 1, findings.UNTOLD: 3}
+FAILED = 4
 
 
 def main() -> int:
+    """Prove a script. The exit code 1 is a verdict, so no error may end with it."""
+    try:
+        return _main()
+    except (BadInput, RunStopped, BrokenPipeError):
+        raise
+    except Exception:
+        traceback.print_exc()
+        tell("Whether it is the same model can't be told, as Lockstep itself failed.", sys.stderr, bad=True)
+    return FAILED
+
+
+def _main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -163,8 +178,8 @@ def _print(verdict: findings.Verdict) -> None:
         [
             str(line["step"]),
             " + ".join(map(str, line["samples"])),
-            *(f"{line[key]:.5g}" if line[key] is not None else "–" for key in ("loss", "loss_alone", "gradient")),
-            f"{line['rate']:.3g}",
+            *(_number(line[key], 5) for key in ("loss", "loss_alone", "gradient")),
+            _number(line["rate"], 3),
             f"{line['distance']:.1e}",
             f"{line['floor']:.1e}",
         ]
@@ -172,6 +187,10 @@ def _print(verdict: findings.Verdict) -> None:
     ]
     header = ["step", "samples", "loss", "on one", "gradient, times", "rate", "weights apart", "rounding alone"]
     print_table(header, lines)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}g}"
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def between_ranks(recorded: Recording) -> list[Finding]:
         return []
     checks = [_other_beginning, _of_each_rank, _same_samples, _divided_otherwise, _a_step_later, _handed_out, _drifting]
     checks += [_not_cleared, _clipped_while_scaled, _clipped_apart, _no_gradient, _every_micro_batch, _one_device]
-    checks += [_same_random_numbers, _without_gradient, _saved_as_module]
+    checks += [_same_random_numbers, _without_gradient, _saved_as_module, _evaluating]
     return [finding for check in checks for finding in check(recorded)]
 
 
@@ -276,8 +276,8 @@ def two_scripts(one: Recording, other: Recording, rounding: list[tuple[float, fl
             break
     for step in range(min(one.steps, other.steps)):
         rates = [each.ranks[0]["steps"][step]["rates"] for each in (one, other)]
-        if not np.allclose(*(rate[:1] for rate in rates), rtol=1e-6, atol=0):
-            says = f"learning rate {rates[0][0]:.4g} against {rates[1][0]:.4g}"
+        if not _same_value(*(rate[:1] for rate in rates)):
+            says = f"learning rate {_number(rates[0][0], 4)} against {_number(rates[1][0], 4)}"
             found.append(Finding("rate", DIFFERENT, says, step=step + 1, line=_line(one, step)))
             break
     return found
@@ -410,14 +410,22 @@ def _settings(recorded: Recording, step: int) -> dict[str, list]:
 
 def _among(values: list, others: list) -> bool:
     """Whether each value is one of the others, to the rounding of a schedule that is written in another way."""
-    return all(
-        any(np.shape(value) == np.shape(other) and np.allclose(value, other, rtol=1e-6, atol=0) for other in others)
-        for value in values
-    )
+    return all(any(_same_value(value, other) for other in others) for value in values)
 
 
-def _number(value) -> str:
-    return f"({', '.join(map(_number, value))})" if isinstance(value, list) else f"{value:.6g}"
+def _same_value(value, other) -> bool:
+    """Whether two values of a setting are the same; a list may hold None, as Adafactor's eps does."""
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(map(_same_value, value, other))
+    if any(each is None or isinstance(each, list) for each in (value, other)):
+        return value is other
+    return bool(np.isclose(value, other, rtol=1e-6, atol=0))
+
+
+def _number(value, digits: int = 6) -> str:
+    if isinstance(value, list):
+        return f"({', '.join(map(_number, value))})"
+    return "none" if value is None else f"{value:.{digits}g}"
 
 
 def _same_samples_in(one: Recording, other: Recording, step: int) -> bool:
@@ -824,6 +832,25 @@ def _no_gradient(recorded: Recording) -> list[Finding]:
     return [Finding("no_gradient", CAUTION, says, do, steps[0].get("backward_line", ""), 1)]
 
 
+def _evaluating(recorded: Recording) -> list[Finding]:
+    """Find ranks that train with layers in evaluation mode, as after a validation on rank 0 only."""
+    names_of_each = [rank["initial"]["hashes"].keys() for rank in recorded.ranks]
+    if any(names != names_of_each[0] for names in names_of_each):  # each may have other layers
+        return []
+    for step in range(recorded.steps):
+        calls = [rank["steps"][step]["calls"] for rank in recorded.ranks]
+        for each in zip(*calls, strict=False) if len(set(map(len, calls))) == 1 else ():
+            off = [set(call.get("evaluating", ())) for call in each]
+            if len({call["model"] for call in each}) > 1 or all(names == off[0] for names in off):
+                continue
+            rank = max(range(len(off)), key=lambda place: len(off[place]))
+            names = sorted(off[rank] - set.intersection(*off))
+            says = f"rank {rank} trains with layers in evaluation mode, unlike other ranks: {_listed(names)}"
+            do = "call model.train() on it after its evaluation: dropout and batch normalisation depend on it."
+            return [Finding("evaluating", DIFFERENT, says, do, each[rank]["line"], step + 1)]
+    return []
+
+
 def _every_micro_batch(recorded: Recording) -> list[Finding]:
     for step, noted in enumerate(recorded.ranks[0]["steps"][: recorded.steps]):
         of_one_model = len({call["model"] for call in noted["calls"]}) == 1
@@ -1009,15 +1036,15 @@ def _other_rates(recorded: Recording, alone: Recording, steps: int) -> list[Find
         mine, its = recorded.ranks[0]["steps"][step]["rates"], _own_rates(alone, step)
         if len(mine) != len(its):
             return [Finding("groups", DIFFERENT, f"{len(mine)} groups of parameters, and {len(its)} on one process")]
-        differing = [group for group in range(len(mine)) if not np.isclose(mine[group], its[group], rtol=1e-6, atol=0)]
+        differing = [group for group in range(len(mine)) if not _same_value(mine[group], its[group])]
         if not differing:
             continue
         rate, other, line = mine[differing[0]], its[differing[0]], _line(recorded, step)
-        says = f"learning rate {rate:.4g}, and {other:.4g} on one process"
+        says = f"learning rate {_number(rate, 4)}, and {_number(other, 4)} on one process"
         stepped, once = (
             sum(each.ranks[0]["steps"][at]["schedule_steps"] for at in range(1, step + 1)) for each in (recorded, alone)
         )
-        if step == 0 and other and np.isclose(rate / other, recorded.world):
+        if step == 0 and rate and other and np.isclose(rate / other, recorded.world):
             says += f": it is multiplied by the number of ranks ({recorded.world})"
             do = "nothing if that is intended (the linear scaling rule); otherwise leave the factor out."
             return [Finding("rate_scaled", CAUTION, says, do, line, step + 1)]
@@ -1135,7 +1162,7 @@ def _union(recorded: Recording, step: int) -> list[str]:
     return [row for rank in recorded.ranks for row in _rows(rank["steps"][step])]
 
 
-def _own_rates(alone: Recording, step: int) -> list[float]:
+def _own_rates(alone: Recording, step: int) -> list[float | None]:
     noted = alone.ranks[0]["steps"][step]
     return noted.get("own_rates") or noted["rates"]
 

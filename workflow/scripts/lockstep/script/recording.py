@@ -212,6 +212,9 @@ def replay(
     if "MASTER_PORT" in started["variables"] or "RANK" in started["variables"]:
         environment |= ALONE | {"MASTER_PORT": str(free_port("auto"))}
     environment |= {name: of_one for name, of_one in OF_ONE.items() if name in environment | started["variables"]}
+    if recorded.ranks[0]["initial"]["devices"] == ["cuda:0"]:  # a script may count the GPUs that it sees
+        environment["CUDA_VISIBLE_DEVICES"] = environment.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+        asked = replace(asked, gpus=min(asked.gpus, 1))
     environment |= variables or {}
     beside = {
         "LOCKSTEP_REPLAY": str(recorded.folder.resolve()),
@@ -434,6 +437,8 @@ def _all(folder: Path, kind: str) -> list[dict]:
 
 def _read(folder: Path, exit_code: int, log: Path | None, of_one: bool = False) -> Recording:
     processes = _all(folder, "process")
+    for failed in (each["notes"]["failed"] for each in processes if each.get("notes", {}).get("failed")):
+        raise RunFailed(f"the command could not be recorded: {failed}")
     for each in processes:  # one that was killed may not have recorded the weights after its last step
         each["steps"] = [step for step in each["steps"] if "hashes" in step]
     rank_of = {each["pid"]: each["rank"] for each in processes if each["steps"]}
@@ -462,7 +467,21 @@ def _read(folder: Path, exit_code: int, log: Path | None, of_one: bool = False) 
         )
     if ranks != list(range(trained[0]["world"])):
         raise RunFailed(f"of {trained[0]['world']} ranks, only these did a step: {', '.join(map(str, ranks))}")
+    for each in trained:
+        _tell_samples(each)
     return Recording(folder, trained, exit_code, log)
+
+
+def _tell_samples(rank: dict) -> None:
+    """Where a model is called with tensors of several lengths, take for samples what changes from call to call."""
+    calls = [call for step in rank["steps"] if isinstance(step, dict) for call in step["calls"]]  # else it was timed
+    for model in {call["model"] for call in calls if "others" in call}:
+        its = [[call["rows"], *call.get("others", ())] for call in calls if call["model"] == model]
+        changes = [len({tuple(rows) for rows in at_place}) > 1 for at_place in zip(*its, strict=False)]
+        place = changes.index(True) if True in changes else 0
+        for call in calls:
+            if call["model"] == model:
+                call["rows"] = [call["rows"], *call.pop("others", ())][place]
 
 
 def _first_failure(folder: Path) -> str:
