@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from lockstep.errors import BadInput, RunFailed
 from lockstep.script import commits, findings, gate, gate_report
-from lockstep.script.recording import Recording
+from lockstep.script.recording import Recording, Timing
 from tests.conftest import PROJECT
 from tests.script.test_prove import BIN, started
 
@@ -333,6 +333,37 @@ def test_a_change_within_the_limit_is_called_slower_once_in_a_hundred_gates_what
     ]
     assert verdicts.count(gate.SLOWER) <= 15  # ten are expected on the limit
     assert verdicts.count(gate.PASSED) >= passed
+
+
+class Clocked:
+    """Stands for gate.Runs and for the clock: a block takes a minute, and to look at the clock takes a second."""
+
+    def __init__(self):
+        self.asked = gate.Asked(["python"], 0.05, blocks=100, steps=10)
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1
+        return self.now
+
+    def time(self, *_) -> Timing:
+        return Timing(1.0, 1.0, 10, 1, {})
+
+    def block(self, base: commits.Tree, ours: commits.Tree, steps: int, number: int) -> dict[str, Timing]:
+        self.now += 60
+        seconds = {base.folder.name: 1.0 + number % 2 / 100, ours.folder.name: 2.0}
+        return {name: Timing(each, each, steps, 1, {}) for name, each in seconds.items()}
+
+
+@pytest.mark.parametrize("until", range(380, 450))
+def test_a_slower_change_is_called_so_whenever_the_time_is_over(until, monkeypatch):
+    base, ours = (commits.Tree(name, "0" * 40, Path(name)) for name in ("base", "ours"))
+    outcome = gate.Outcome(gate.NOT_MEASURED, "", {"name": "main"}, {"name": "HEAD"}, ["python"], 0.05)
+    runs = Clocked()
+    monkeypatch.setattr(gate, "time", runs)
+    gate._time(base, ours, runs, outcome, until, lambda line: None)
+    assert outcome.speed.verdict == gate.SLOWER
+    assert 5 <= outcome.speed.blocks <= 7
 
 
 def copied(repository: Path, tmp_path: Path, *shared: str) -> tuple[commits.Tree, commits.Tree]:

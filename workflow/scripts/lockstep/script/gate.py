@@ -416,8 +416,7 @@ def _time(base: Tree, ours: Tree, runs: Runs, outcome: Outcome, until: float, te
             outcome.seconds[name].append(timing.seconds)
         longest = max(longest, time.monotonic() - began)
         if block:
-            last = block + 1 == asked.blocks or time.monotonic() + longest > until
-            outcome.speed = speed = judge(outcome.seconds["base"], outcome.seconds["ours"], asked.slower, last)
+            outcome.speed = speed = judge(outcome.seconds["base"], outcome.seconds["ours"], asked.slower, last=False)
             tell(f"block {block + 1} of {asked.blocks}: {speed.ratio:.3f} ({speed.low:.3f} to {speed.high:.3f})")
             if speed.verdict != UNDECIDED:
                 return
@@ -426,3 +425,5 @@ def _time(base: Tree, ours: Tree, runs: Runs, outcome: Outcome, until: float, te
             f"{len(outcome.seconds['base'])} blocks in {asked.minutes:g} minutes, and at least {FEWEST_BLOCKS} are"
             " needed: raise --minutes, or lower --steps"
         )
+    # Only here is it known that there are no more, however short of time a block has ended.
+    outcome.speed = judge(outcome.seconds["base"], outcome.seconds["ours"], asked.slower, last=True)
