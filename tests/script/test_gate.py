@@ -452,6 +452,7 @@ def test_a_base_without_files_is_a_copy_like_any(repository, tmp_path):
     git(repository, "rm", "--quiet", "-r", "--force", ".")
     git(repository, "commit", "--quiet", "--allow-empty", "--message", "Nothing yet")
     (repository / "train.py").write_text(TRAIN, encoding="utf-8")
+    git(repository, "add", "train.py")
     base, ours = commits.copies(repository, "start", tmp_path / "trees", [])
     (base.folder / "written.txt").write_text("", encoding="utf-8")
     base.reset()
@@ -732,6 +733,9 @@ def test_junit_has_an_error_where_timing_broke_off(tmp_path):
 
 def test_what_can_t_be_compared_is_refused_in_one_sentence(repository, tmp_path):
     with pytest.raises(BadInput, match="nothing to compare"):
+        copied(repository, tmp_path)
+    (repository / "left.log").write_text("of a step before", encoding="utf-8")
+    with pytest.raises(BadInput, match=r"nothing to compare\. Name an earlier one.*git add them \(left\.log\)"):
         copied(repository, tmp_path)
     with pytest.raises(BadInput, match="Git does not know it"):
         commits.base_of(repository, "nowhere")

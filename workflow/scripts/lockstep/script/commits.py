@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, listed
 
 
 @dataclass
@@ -87,10 +87,14 @@ def copies(repository: Path, reference: str, into: Path, shared: list[Path]) -> 
     """
     commit, head = base_of(repository, reference), _git(repository, "rev-parse", "HEAD")
     changed = bool(_git(repository, "status", "--porcelain", "--untracked-files=normal"))
-    if commit == head and not changed:
+    # Neither copy has submodules, and a new file alone (what a build or an earlier step of a job left) is rarely run.
+    tracked = _git(repository, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
+    if commit == head and not tracked:
+        new = _names(repository, "ls-files", "-z", "--others", "--exclude-standard")
         raise BadInput(
-            f"--against {reference}: it has this same commit ({head[:10]}), and nothing is changed since, so there is"
-            " nothing to compare. Name an earlier one, as HEAD~1"
+            f"--against {reference}: it has this same commit ({head[:10]}), and no file that Git tracks is changed"
+            " since, so there is nothing to compare. Name an earlier one, as HEAD~1"
+            + (f"; if new files are the change, git add them ({listed(new, most=3)})" if new else "")
         )
     base = Tree(reference, commit, into / "base")
     ours = Tree("the working tree" if changed else "HEAD", head, into / "ours")
