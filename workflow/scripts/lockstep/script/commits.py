@@ -50,6 +50,11 @@ class Tree:
         links = [f":(exclude,top,literal){name}" for name in self.shared]
         _git(self.folder, "checkout", "--quiet", "--force", "HEAD", "--", ".", *links)
 
+    def contents(self) -> dict[str, str]:
+        """The hash of each file, by its path within the tree; shared ones are not among them."""
+        lines = (line.partition("\t") for line in _names(self.folder, "ls-files", "-z", "--stage"))
+        return {path: about.split()[1] for about, _, path in lines}
+
     def _present(self) -> Iterator[Path]:
         """All files and folders but Git's and compiled Python files, which only speed up the start."""
         for folder, folders, files in os.walk(self.folder):

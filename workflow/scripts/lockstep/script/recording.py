@@ -66,6 +66,11 @@ class Recording:
         return {name: file for rank in self.ranks for name, file in rank["elsewhere"].items()}
 
     @property
+    def others(self) -> dict[str, str]:
+        """The files of modules that were imported from anywhere else but Python's own folder, by name."""
+        return {name: file for rank in self.ranks for name, file in rank.get("others", {}).items()}
+
+    @property
     def read(self) -> set[str]:
         """The files in that folder that Python opened, without modules and environments."""
         return {file for rank in self.ranks for file in rank.get("read", ())}
@@ -122,7 +127,8 @@ class Timing:
     median: float
     steps: int
     world: int
-    elsewhere: dict[str, str]  # as in Recording
+    elsewhere: dict[str, str] = field(default_factory=dict)  # as in Recording
+    others: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -181,7 +187,8 @@ def time_steps(command: list[str], folder: Path, asked: Asked, place: Place, war
     window = slice(warm_up - 1, recorded.steps)
     each = [np.diff(rank["steps"][window]) for rank in recorded.ranks]
     slowest = max(each, key=np.sum)  # ranks wait for each other in each step, so that they differ little
-    return Timing(float(slowest.mean()), float(np.median(slowest)), timed, recorded.world, recorded.elsewhere)
+    modules = {"elsewhere": recorded.elsewhere, "others": recorded.others}
+    return Timing(float(slowest.mean()), float(np.median(slowest)), timed, recorded.world, **modules)
 
 
 def replay(
