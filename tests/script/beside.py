@@ -92,6 +92,16 @@ def views(loader, mistake):
         optimizer.step()
 
 
+def stacked(loader, mistake):
+    """Two views of each batch go through the model as one, whose rows are as long as a batch has samples."""
+    model = DistributedDataParallel(nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for points, labels in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(torch.cat((points[:, :8], points[:, 8:16]))), labels.repeat(2)).backward()
+        optimizer.step()
+
+
 def closure(loader, mistake):
     """An optimizer that computes the gradient several times in a step."""
     model = DistributedDataParallel(nn.Linear(20, 4))
@@ -284,7 +294,7 @@ class Masking:
 
 
 KINDS = (plain, adversarial, temperature, sharded, flat, joined, views, closure, fitted, waits, experts, growing)
-KINDS += (sparse, graph, penalised, layer_drop)
+KINDS += (sparse, graph, penalised, layer_drop, stacked)
 
 
 def main():

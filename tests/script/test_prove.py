@@ -225,7 +225,10 @@ BESIDE = ("torchrun", "--nproc-per-node", "2", "beside.py")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    ["adversarial", "temperature", "sharded", "views", "closure", "fitted", "growing", "sparse", "graph", "penalised"],
+    [
+        *("adversarial", "temperature", "sharded", "views", "closure", "fitted", "growing", "sparse", "graph"),
+        *("penalised", "stacked"),
+    ],
 )
 def test_all_that_is_trained_is_proven(kind, tmp_path):
     verdict = proven(tmp_path, *BESIDE, kind, options=("--steps", "4"))

@@ -1,11 +1,14 @@
-"""How a recording tells whether its command failed on its way, whatever exit code a wrapper gave."""
+"""How a recording tells whether its command failed on its way, and what the recorder takes for samples."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from lockstep.script.recording import Recording
+from lockstep.script.recording import RECORDER, Recording
 
 PARENT = 1  # of both ranks, which are 10 and 11
 
@@ -39,3 +42,30 @@ def test_a_command_that_fails_is_told_from_one_that_ends(failed, more, says, tmp
     recorded = ended(tmp_path, *failed, **more)
     assert recorded.broken_off(8) == says
     assert recorded.broken_off(3) == ""
+
+
+READ = """
+import json, sys, torch
+import lockstep_recorder as recorder
+
+recorder.state.loader = {"dispatched": False, "indexed": True, "batches": [[list(range(8))] * 2]}
+read = lambda shape, kind: recorder.samples_first(str(shape), torch.zeros(shape, dtype=getattr(torch, kind))).shape
+print(json.dumps([list(read(*each)) for each in json.loads(sys.argv[1])]))
+"""
+BATCHES = {  # of eight samples: the shape of a tensor, its type, and what is read as [samples, ...]
+    "samples": ([8, 8], "float32", [8, 8]),
+    "two views of each, as long as a batch": ([16, 8], "float32", [16, 8]),
+    "a part of a batch": ([4, 8], "float32", [4, 8]),
+    "tokens": ([16, 8], "int64", [8, 16]),
+    "frames of sound": ([16, 8, 5], "float32", [8, 16, 5]),
+    "a series of numbers": ([20, 8], "float32", [8, 20]),
+}
+
+
+def test_the_dimension_of_samples_is_found():
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_")}
+    command = [sys.executable, "-c", READ, json.dumps([about[:2] for about in BATCHES.values()])]
+    finished = subprocess.run(command, env=variables | {"PYTHONPATH": str(RECORDER)}, capture_output=True, check=True)
+    assert dict(zip(BATCHES, json.loads(finished.stdout), strict=True)) == {
+        name: expected for name, (_, _, expected) in BATCHES.items()
+    }

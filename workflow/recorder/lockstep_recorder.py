@@ -148,13 +148,16 @@ def samples_first(name, tensor):
     """A tensor of a batch whose first dimension is that of the samples, as it is the second one in [tokens, samples].
 
     The sizes of the DataLoader's batches tell, unless both dimensions may be it: then what they told before. A script
-    may divide a batch into equal parts.
+    may divide a batch into equal parts, or put several views of its samples into one, as rows of numbers.
     """
     loader = state.loader
     if tensor.dim() < 2 or loader is None or loader["dispatched"] or not loader["indexed"] or not loader["batches"]:
         return tensor
     sizes = {len(batch) for batch in loader["batches"][-1]}
-    may_be = [any(size % tensor.shape[0] == 0 for size in sizes) if tensor.shape[0] else True, tensor.shape[1] in sizes]
+    first, second = tensor.shape[:2]
+    parts = not first or any(size % first == 0 for size in sizes)
+    views = tensor.dim() == 2 and tensor.is_floating_point() and any(size and first % size == 0 for size in sizes)
+    may_be = [parts or views, second in sizes]
     if may_be[0] != may_be[1]:
         state.second[name] = may_be[1]
     return tensor.transpose(0, 1) if may_be[1] and state.second.get(name) else tensor
