@@ -310,12 +310,18 @@ def main():
     data = Points(256, "noisy" in having, seed=dist.get_rank() if "own_data" in having else 1)
     if "subset" in having:
         data = Subset(data, range(128))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    by_hand = "by_hand" in having
+    if by_hand:
+        order = torch.Generator().manual_seed(rank if "own_order" in arguments.mistake else 0)
+        data = Subset(data, torch.randperm(255, generator=order)[rank::world])  # of one sample more for rank 0
     collate = Masking() if "masked" in having else None
     if "own_generator" in having:
         collate = Masking(torch.Generator().manual_seed(dist.get_rank()))
-    sampler = None if "same_samples" in arguments.mistake else DistributedSampler(data)
+    sampler = None if by_hand or "same_samples" in arguments.mistake else DistributedSampler(data)
     workers = 1 if "workers" in having else 0
-    loader = DataLoader(data, batch_size=8, sampler=sampler, collate_fn=collate, num_workers=workers)
+    shuffle = True if by_hand else None
+    loader = DataLoader(data, 8, sampler=sampler, shuffle=shuffle, collate_fn=collate, num_workers=workers)
     kinds[arguments.kind](loader, arguments.mistake)
     dist.destroy_process_group()
 

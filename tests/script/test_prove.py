@@ -286,6 +286,25 @@ def test_a_mistake_is_found_though_a_collator_draws(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("having", ["by_hand", "by_hand,noisy,workers", "by_hand,masked"])
+def test_a_script_that_divides_its_data_by_hand_is_proven(having, tmp_path):
+    """Each rank's loader has another part of the data, and those of one process all of it."""
+    verdict = proven(tmp_path, *BESIDE, "plain", "--having", having, options=("--steps", "4"))
+    assert verdict["answer"] == "equal", verdict["said"]
+    assert not verdict["findings"]
+
+
+@pytest.mark.slow
+def test_parts_that_each_rank_takes_from_an_order_of_its_own_are_found(tmp_path):
+    """Although no sample of the recorded steps need be repeated."""
+    command = (*BESIDE, "plain", "--having", "by_hand", "--mistake", "own_order")
+    verdict = proven(tmp_path, *command, options=("--steps", "2"))
+    assert verdict["answer"] == "different", verdict["said"]
+    says = verdict["kinds"]["divided_otherwise"]["says"]
+    assert re.fullmatch(r"\d\d of 256 samples are in the parts of more than one rank, and \d\d in none", says)
+
+
+@pytest.mark.slow
 def test_what_a_collator_draws_from_its_own_generator_is_not_told(tmp_path):
     verdict = proven(tmp_path, *BESIDE, "plain", "--having", "own_generator", options=("--steps", "4"))
     assert verdict["answer"] == "not told", verdict["said"]

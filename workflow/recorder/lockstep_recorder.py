@@ -29,6 +29,7 @@ import random
 import sys
 import threading
 import types
+from array import array as packed
 
 import lockstep_processes as processes
 from lockstep_processes import FOLDER, rank_and_world
@@ -81,6 +82,7 @@ class State:
         self.finished = False
         self.frame = None  # of a model's method that calls its modules without Module.__call__
         self.recorded = None
+        self.replayed = {}  # of that, the loader that each of this process's has to follow, by its number
 
 
 def _empty_step():
@@ -1090,6 +1092,8 @@ def _change_loaders(torch):
         about["dispatched"] = False  # whether rank 0 draws the batches of all ranks
         about["divisions"] = []  # by what each epoch is divided among ranks
         about["subset"] = _digest(getattr(dataset, "indices", None))
+        about["number"] = len(state.loaders)
+        about["part"] = None if REPLAY else _part(dataset, about["number"])
         about["repeats"] = bool(getattr(self.sampler, "replacement", False))
         parts = (self, self.sampler, self.batch_sampler)
         about["drop_last"] = any(getattr(part, "drop_last", False) for part in parts)
@@ -1102,21 +1106,25 @@ def _change_loaders(torch):
                 about["length"] = length(self)
 
     def noted_length(self):
-        recorded = recorded_loader(getattr(self, "_lockstep", None))
+        recorded = recorded_loader(getattr(self, "_lockstep", None), self.dataset)
         return length(self) if recorded is None or recorded["length"] is None else recorded["length"]
 
     def noted_iterator(self, loader, *args, **kwargs):
         self._lockstep = getattr(loader, "_lockstep", None)
-        if self._lockstep is not None:
-            self._lockstep["batches"].append([])
-            self._lockstep["divisions"].append(_division(loader))
+        begin_epoch(loader)
         reset(self, loader, *args, **kwargs)
 
     def noted_reset(self, loader, first_iter=False):
-        if not first_iter and self._lockstep is not None:  # persistent workers begin another epoch
-            self._lockstep["batches"].append([])
-            self._lockstep["divisions"].append(_division(loader))
+        if not first_iter:  # persistent workers begin another epoch
+            begin_epoch(loader)
         reset_again(self, loader, first_iter)
+
+    def begin_epoch(loader):
+        if about := getattr(loader, "_lockstep", None):
+            about["batches"].append([])
+            about["divisions"].append(_division(loader))
+            if about["part"]:
+                about["part"]["batches"].append([])
 
     def noted_index(self):
         about = state.loader = self._lockstep
@@ -1125,7 +1133,7 @@ def _change_loaders(torch):
         if about["dispatched"] and rank_and_world()[0]:  # its workers prefetch batches that nobody takes
             return next_index(self)
         epoch = about["batches"][-1]
-        recorded = recorded_loader(about)
+        recorded = recorded_loader(about, self._dataset)
         if recorded is None:
             index = next_index(self)
         else:
@@ -1138,6 +1146,8 @@ def _change_loaders(torch):
                 index.reverse()
         try:
             epoch.append([int(each) for each in index])
+            if about["part"]:
+                about["part"]["batches"][-1].append([_in_whole(self._dataset, each) for each in index])
         except (TypeError, ValueError):  # indices that are not integers
             about["indexed"] = False
         state.random = _random_states(torch)
@@ -1163,11 +1173,11 @@ def _change_loaders(torch):
             return self.collate_fn([item(self.dataset, each) for each in index])
 
         unseeded[:] = _random_states(torch)
-        return drawn(fetch, [_integer(each) for each in index])
+        return drawn(fetch, [_in_whole(self.dataset, each) for each in index])
 
     def item(dataset, index):
         state.items += 1
-        return drawn(lambda: dataset[index], _integer(index), state.items <= WATCHED)[0]
+        return drawn(lambda: dataset[index], _in_whole(dataset, index), state.items <= WATCHED)[0]
 
     def drawn(call, name, watched=True):
         """What a call returns whose random numbers depend on a name only, and whether it draws any, if watched."""
@@ -1256,6 +1266,30 @@ def _integer(index):
         return index
 
 
+def _in_whole(dataset, index):
+    """An index of a data set; if that is a part of another, the index there, which is the same on all ranks."""
+    from torch.utils.data import Subset
+
+    with contextlib.suppress(IndexError, TypeError, ValueError):
+        return int(dataset.indices[index]) if isinstance(dataset, Subset) else _integer(index)
+    return _integer(index)
+
+
+def _part(dataset, number):
+    """Of what a data set is a part, if it is a Subset. Its indices are written to a file, in order."""
+    from torch.utils.data import Subset
+
+    if not isinstance(dataset, Subset) or len(dataset) > LARGEST:
+        return None
+    try:
+        size, indices = len(dataset.dataset), packed("q", map(int, dataset.indices))
+    except (TypeError, ValueError):
+        return None
+    with open(os.path.join(FOLDER, f"part.{os.getpid()}.{number}"), "wb") as stream:
+        indices.tofile(stream)
+    return {"size": size, "file": os.path.basename(stream.name), "batches": []}
+
+
 def _samplers(loader):
     """A DataLoader's sampler and those within it: Accelerate divides a batch sampler among ranks by one around it."""
     part = loader.sampler
@@ -1297,15 +1331,27 @@ def recorded():
     return state.recorded
 
 
-def recorded_loader(about):
+def recorded_loader(about, dataset):
+    """What a DataLoader of this replay over a data set is to hand out; None if nothing was recorded for it."""
     if not REPLAY or about is None or not about["indexed"]:
         return None
-    same = [
-        loader
-        for loader in recorded()["loaders"]
-        if (loader["size"], loader["ordinal"]) == (about["size"], about["ordinal"])
-    ]
-    return same[0] if same else None
+    if about["number"] not in state.replayed:
+        state.replayed[about["number"]] = _of_ranks(about, dataset)
+    return state.replayed[about["number"]]
+
+
+def _of_ranks(about, dataset):
+    """The recorded loader of all ranks that corresponds to a loader, with this data set's indices."""
+    divided = [loader for loader in recorded()["loaders"] if loader.get("divided")]
+    if same := next((loader for loader in divided if loader["number"] == about["number"]), None):
+        # Its indices are those of the whole, of which each rank had a part.
+        place = {_in_whole(dataset, index): index for index in range(about["size"] or 0)}
+        batches = [[[place.get(each) for each in batch] for batch in epoch] for epoch in same["batches"]]
+        known = all(None not in batch for epoch in batches for batch in epoch)
+        return same | {"batches": batches} if known else None
+    kind = about["size"], about["ordinal"]
+    others = (loader for loader in recorded()["loaders"] if not loader.get("divided"))
+    return next((loader for loader in others if (loader["size"], loader["ordinal"]) == kind), None)
 
 
 def recorded_rates(by_closure):

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -113,6 +114,10 @@ class Recording:
             return ""
         of_rank = pids.index(first) < len(self.ranks)
         return (f"rank {failed[first]['rank']}: " if of_rank else "") + failed[first]["says"]
+
+    def indices(self, loader: dict) -> np.ndarray:
+        """The distinct samples of the part of data that a rank's loader is over, as indices of the whole; sorted."""
+        return np.unique(np.fromfile(self.folder / loader["part"]["file"], np.int64) % loader["part"]["size"])
 
     def until(self, steps: int) -> "Recording":
         """The same without later steps."""
@@ -270,13 +275,54 @@ def _joined(turns: list[list[list]], in_turn: bool) -> list[list]:
 
 
 def loaders_alike(ranks: list[dict]) -> list[list[dict]]:
-    """Corresponding data loaders of all ranks: those with indices over data of the same size, in order of creation."""
+    """Corresponding data loaders of all ranks: those with indices over data of the same size, in order of creation.
+
+    Those of which each rank has another part of the same data (Subset) count as loaders of all of it.
+    """
     by_kind: dict[tuple, list[dict]] = {}
     for rank in ranks:
         for loader in rank["loaders"]:
             if loader["indexed"]:
                 by_kind.setdefault((loader["size"], loader["ordinal"]), []).append(loader)
-    return list(by_kind.values())
+    divided = _divided_by_hand(ranks, list(by_kind.values()))
+    taken = {id(loader) for same in divided for loader in same}
+    others = ([loader for loader in same if id(loader) not in taken] for same in by_kind.values())
+    return [*filter(None, others), *([_of_the_whole(loader) for loader in same] for same in divided)]
+
+
+def _divided_by_hand(ranks: list[dict], groups: list[list[dict]]) -> list[list[dict]]:
+    """Corresponding loaders of which each rank goes through another part of as many samples, in order of creation.
+
+    groups: loaders over data of the same size. Where all ranks have the same samples, or a sampler divides what each
+    has, these are no parts.
+    """
+    alike = [same for same in groups if len(same) == len(ranks) and len({loader["subset"] for loader in same}) == 1]
+    known = {id(loader) for same in alike for loader in same}
+    by_whole: dict[tuple, list[dict]] = {}
+    for rank in ranks:
+        counts: Counter = Counter()
+        for loader in rank["loaders"]:
+            if loader["indexed"] and loader.get("part") and id(loader) not in known and goes_through_all(loader):
+                kind = loader["part"]["size"], loader["trains"]
+                by_whole.setdefault((*kind, counts[kind]), []).append(loader)
+                counts[kind] += 1
+    complete = [same for same in by_whole.values() if len(same) == len(ranks)]
+    return [same for same in complete if len({loader["subset"] for loader in same}) > 1]
+
+
+def goes_through_all(loader: dict) -> bool:
+    """Whether an epoch of a loader has nearly as many samples as its data set, so that no sampler divides these."""
+    own = loader.get("own", loader)
+    samples = (loader["length"] or 0) * len(next(iter(own["batches"][0]), []))
+    return bool(own["size"]) and samples > 0.75 * own["size"]
+
+
+def _of_the_whole(loader: dict) -> dict:
+    """A loader over a part of data as one over all of it, with indices there; `own` has what it is over the part."""
+    part, own = loader["part"], {name: loader[name] for name in ("size", "batches", "subset")}
+    given = loader.get("chosen") or [own["size"], own["subset"]]
+    whole = {"size": part["size"], "batches": part["batches"], "subset": None, "chosen": given}
+    return loader | whole | {"divided": True, "own": own}
 
 
 def _turns(loaders: list[dict], epoch: int) -> list[list[list[int]]]:
