@@ -155,7 +155,8 @@ def plain(loader, mistake):
         loss = nn.functional.cross_entropy(model(points), labels)
         loss = loss * torch.rand(()) if "weighted" in mistake else loss
         (loss * dist.get_world_size() if "summed" in mistake else loss).backward()
-        optimizer.step()
+        if "one_steps" not in mistake or dist.get_rank() == 0:
+            optimizer.step()
 
 
 def fitted(loader, mistake):

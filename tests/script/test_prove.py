@@ -383,6 +383,14 @@ def test_what_proves_nothing_is_not_told(script, reason, tmp_path):
 
 
 @pytest.mark.slow
+def test_an_optimizer_that_steps_on_one_rank_only_is_found(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "plain", "--mistake", "one_steps", options=("--steps", "4"))
+    assert verdict["answer"] == "different", verdict["said"]
+    assert verdict["kinds"]["idle"]["says"].startswith("of 2 ranks, only these did a step: 0; the others compute")
+    assert verdict["kinds"]["idle"]["line"].startswith("beside.py:")
+
+
+@pytest.mark.slow
 def test_ranks_that_hold_flat_parts_do_not_begin_with_other_weights(tmp_path):
     verdict = proven(tmp_path / "right", *BESIDE, "flat", options=("--steps", "4"))
     assert verdict["answer"] == "not told", verdict["said"]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.errors import RunFailed
+from lockstep.script import findings, recording
 from lockstep.script.recording import RECORDER, Recording
 
 PARENT = 1  # of both ranks, which are 10 and 11
@@ -42,6 +44,30 @@ def test_a_command_that_fails_is_told_from_one_that_ends(failed, more, says, tmp
     recorded = ended(tmp_path, *failed, **more)
     assert recorded.broken_off(8) == says
     assert recorded.broken_off(3) == ""
+
+
+@pytest.mark.parametrize(
+    ("idle", "found"),
+    [
+        ({"passes": 4, "changed": False}, True),
+        ({"passes": 4, "changed": True}, False),  # it may get the weights of rank 0
+        ({"passes": 1, "changed": False}, False),  # it may have failed on its way
+        (None, False),  # it computes nothing, as one that only loads data
+    ],
+)
+def test_ranks_that_never_step_are_told_from_those_that_train_in_another_way(idle, found, tmp_path):
+    step = {"losses": [1.0], "hashes": {"a": "changed"}, "line": "train.py:9"}
+    both = {"parent": PARENT, "world": 2, "initial": {"hashes": {"a": "begun"}}}
+    ranks = [{"rank": 0, "steps": [step] * 4, "idle": None}, {"rank": 1, "steps": [], "idle": idle}]
+    for rank in ranks:
+        about = both | rank | {"pid": 10 + rank["rank"]}
+        (tmp_path / f"process.{about['pid']}.json").write_text(json.dumps(about), encoding="utf-8")
+    with pytest.raises(RunFailed, match="of 2 ranks, only these did a step: 0") as raised:
+        recording._read(tmp_path, 1, None)
+    assert isinstance(raised.value, recording.OthersIdle) == found
+    if found:
+        assert findings.idle(raised.value).answer == findings.DIFFERENT
+        assert raised.value.line == "train.py:9"
 
 
 READ = """

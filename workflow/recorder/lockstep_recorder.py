@@ -701,12 +701,27 @@ def write(ended=False):
     processes.write(
         {
             "ended": ended,
+            "idle": _idle() if ended else None,
             "initial": state.initial,
             "steps": state.steps,
             "notes": state.notes,
             "loaders": [loader for loader in state.loaders if loader["batches"]],
         }
     )
+
+
+def _idle():
+    """What this process computed if no optimizer has stepped in it: backward passes, and whether its weights changed.
+
+    None if one has stepped, or if weights can't be read on one rank alone.
+    """
+    if state.steps or not state.step["losses"] or state.initial["sharded"]:
+        return None
+    try:
+        began, (_, hashes, _) = state.initial["hashes"], weights()
+    except RuntimeError:  # as of a GPU on which something has failed
+        return None
+    return {"passes": len(state.step["losses"]), "changed": any(hashes.get(name) != began[name] for name in began)}
 
 
 def _drawing():

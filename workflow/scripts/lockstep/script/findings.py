@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from lockstep.errors import RunFailed, in_weights, listed
-from lockstep.script.recording import Recording, goes_through_all, loaders_alike
+from lockstep.script.recording import OthersIdle, Recording, goes_through_all, loaders_alike
 
 DIFFERENT, CAUTION, NOTE = "different", "caution", "note"  # levels: the model is another, may be another, is the same
 STAGES, FLAT = "pipeline parallel", "FullyShardedDataParallel"  # as the recorder calls them
@@ -232,6 +232,12 @@ def untold(reason: str, found: list[Finding], *more) -> Verdict:
         note = Finding("not_compared", NOTE, f"not compared with one process: {reason}")
         return Verdict(DIFFERENT, wrong[0].says, [*found, note], *more)
     return Verdict(UNTOLD, reason, found, *more)
+
+
+def idle(error: OthersIdle) -> Verdict:
+    """The verdict on ranks of which only some step."""
+    do = "call optimizer.step() on all ranks: each has a copy of the weights of its own."
+    return Verdict(DIFFERENT, str(error), [Finding("idle", DIFFERENT, str(error), do, error.line, 1)])
 
 
 def rounding_of(alone: Recording, floor: Recording) -> list[tuple[float, float]]:

@@ -47,6 +47,17 @@ class Hangs(RunFailed):
     """A command did no further step for too long, and was ended."""
 
 
+class OthersIdle(RunFailed):
+    """Only some ranks stepped, though the others computed as many gradients, whose weights stayed as they began.
+
+    line: where the first of them stepped.
+    """
+
+    def __init__(self, says: str, line: str):
+        super().__init__(says)
+        self.line = line
+
+
 @dataclass(frozen=True)
 class Recording:
     """A recording of one command: `ranks` in order, each as the recorder wrote it; `hung` says how it hung, if so."""
@@ -512,8 +523,22 @@ def _read(folder: Path, exit_code: int, log: Path | None, of_one: bool = False) 
             " each other, and each trains a model of its own; call init_process_group in each, with the number of ranks"
         )
     if ranks != list(range(trained[0]["world"])):
-        raise RunFailed(f"of {trained[0]['world']} ranks, only these did a step: {', '.join(map(str, ranks))}")
+        says = f"of {trained[0]['world']} ranks, only these did a step: {', '.join(map(str, ranks))}"
+        if _others_are_idle(trained[0], processes, trained[0]["world"] - len(ranks)):
+            says += "; the others compute gradients, and keep the weights with which they began"
+            raise OthersIdle(says, trained[0]["steps"][0].get("line", ""))
+        raise RunFailed(says)
     return Recording(folder, trained, exit_code, log)
+
+
+def _others_are_idle(first: dict, processes: list[dict], count: int) -> bool:
+    """Whether so many processes took part in the first rank's steps, and changed no weights, unlike that one."""
+    idle = [each["idle"] for each in processes if not each["steps"] and each.get("idle")]
+    if len(idle) < count:  # as always where steps are only timed
+        return False
+    passes = sum(len(step["losses"]) for step in first["steps"][:-1])  # in the last step one may have failed
+    took_part = [each for each in idle if each["passes"] >= max(passes, 2) and not each["changed"]]
+    return len(took_part) == count and first["steps"][-1]["hashes"] != first["initial"]["hashes"]
 
 
 def _first_failure(folder: Path) -> str:
