@@ -3,7 +3,22 @@
 # Options of Python: neither a job's PYTHONPATH (-E) nor the user's folder (-I) may hide a module of the gate's own.
 set -euo pipefail
 folder=$(mktemp -d "$RUNNER_TEMP/gate.XXXXXX")/gate
-if [[ $AGAINST =~ ^0+$ ]]; then AGAINST=HEAD~1; fi # on a push of a new branch nothing was there before
+# On a push, what was there before. If that was nothing (zeros, for a new branch), or a forced push has replaced it, so
+# that a full clone does not have it, all counts that the default branch lacks.
+if [ -z "$AGAINST" ]; then
+  AGAINST=${BEFORE:-HEAD~1}
+  if [[ $AGAINST =~ ^0+$ ]]; then
+    AGAINST=$DEFAULT
+    if [[ ${GITHUB_REF_TYPE:-} = branch && ${GITHUB_REF_NAME:-} != "$DEFAULT" ]] &&
+      git merge-base --is-ancestor HEAD "origin/$DEFAULT" 2> /dev/null; then
+      printf '### Lockstep gate: nothing to compare\n\nThis new branch has no commit that `%s` lacks.\n' "$DEFAULT" >> "$GITHUB_STEP_SUMMARY"
+      exit 0
+    fi
+  elif [ -n "$BEFORE" ] && ! git cat-file -e "$BEFORE^{commit}" 2> /dev/null &&
+    [ "$(git rev-parse --is-shallow-repository)" = false ]; then
+    AGAINST=$DEFAULT
+  fi
+fi
 options=(--against "$AGAINST" --fail-if-slower "$SLOWER" --blocks "$BLOCKS" --minutes "$MINUTES" --steps "$STEPS")
 while read -r path; do
   if [ -n "$path" ]; then options+=(--share "$path"); fi

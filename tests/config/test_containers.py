@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+import self_test
 from lockstep import paths
 from lockstep.config import containers, registry, schema
 from lockstep.config.machine import VARIABLES
 from lockstep.config.reading import read
 from lockstep.data import sources
 from lockstep.data.labels import Labels
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, RunFailed
 from lockstep.report import cautions, conditions
 from lockstep.report.environments import merge_environments
 from tests import made
@@ -376,3 +377,33 @@ def test_each_family_becomes_a_file_for_apptainer(engines, tmp_path):
     assert re.findall(r"docker-daemon:lockstep/(\S+):cuda", asked) == [*containers.FAMILIES]
     files = [line.split()[1] for line in (tmp_path / containers.SUMS).read_text().splitlines()]
     assert files == sorted(f"{name}-cuda.sif" for name in containers.FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("image", "missing", "cuda", "says"),
+    [
+        ("lockstep/deepspeed:cpu", "deepspeed", None, "lockstep/deepspeed:cpu: deepspeed is not installed"),
+        ("lockstep/bench:cpu", "horovod", None, "lockstep/bench:cpu: horovod is not installed"),
+        ("lockstep/torch:cuda", "", None, "is built for CPUs alone, and this image is for CUDA 13.0"),
+        ("lockstep/deepspeed:cuda", "", "12.6", "is built for CUDA 12.6, and this image is for CUDA 13.0"),
+        ("lockstep/torch:cpu", "", "13.0", "is built for CUDA 13.0, and this image is for CPUs alone"),
+        ("lockstep/torch:cpu", "deepspeed", None, None),  # a family's image has no other's framework
+        ("lockstep/deepspeed:cuda", "horovod", "13.0", None),
+        ("", "horovod", "12.6", None),  # not an image
+    ],
+)
+def test_an_image_without_what_it_is_for_fails_its_self_test(image, missing, cuda, says, monkeypatch):
+    trained = []
+    monkeypatch.setenv("LOCKSTEP_IMAGE", image)
+    monkeypatch.setattr(self_test, "available", lambda strategy: strategy != missing)
+    monkeypatch.setattr(self_test.torch.version, "cuda", cuda)
+    monkeypatch.setattr(self_test.registry, "load", lambda strategy: None)
+    monkeypatch.setattr(self_test, "step", lambda script, *arguments: trained.append(arguments[-1]) or "")
+    monkeypatch.setattr("sys.argv", ["self_test.py"])
+    if says is None:
+        self_test.main()
+        assert trained[2:] == [row for row in self_test.ROWS if row != missing]
+    else:
+        with pytest.raises(RunFailed, match=re.escape(says)):
+            self_test.main()
+        assert trained == []

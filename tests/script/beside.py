@@ -93,6 +93,16 @@ def views(loader, mistake):
         optimizer.step()
 
 
+def stacked(loader, mistake):
+    """Two views of each batch go through the model as one, whose rows are as long as a batch has samples."""
+    model = DistributedDataParallel(nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for points, labels in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(torch.cat((points[:, :8], points[:, 8:16]))), labels.repeat(2)).backward()
+        optimizer.step()
+
+
 def closure(loader, mistake):
     """An optimizer that computes the gradient several times in a step."""
     model = DistributedDataParallel(nn.Linear(20, 4))
@@ -161,7 +171,8 @@ def plain(loader, mistake):
         loss = loss * torch.rand(()) if "weighted" in mistake else loss
         loss = loss / int(os.environ["NGPU"]) if "averaged_twice" in mistake else loss
         (loss * dist.get_world_size() if "summed" in mistake else loss).backward()
-        optimizer.step()
+        if "one_steps" not in mistake or dist.get_rank() == 0:
+            optimizer.step()
 
 
 def fitted(loader, mistake):
@@ -353,7 +364,7 @@ class Masking:
 
 
 KINDS = (plain, adversarial, temperature, sharded, flat, joined, views, closure, fitted, waits, experts, growing)
-KINDS += (sparse, graph, penalised, layer_drop, later, two_optimizers, evaluated, tried)
+KINDS += (sparse, graph, penalised, layer_drop, later, two_optimizers, evaluated, tried, stacked)
 
 
 def main():
@@ -369,12 +380,18 @@ def main():
     data = Points(256, "noisy" in having, seed=dist.get_rank() if "own_data" in having else 1)
     if "subset" in having:
         data = Subset(data, range(128))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    by_hand = "by_hand" in having
+    if by_hand:
+        order = torch.Generator().manual_seed(rank if "own_order" in arguments.mistake else 0)
+        data = Subset(data, torch.randperm(255, generator=order)[rank::world])  # of one sample more for rank 0
     collate = Masking() if "masked" in having else None
     if "own_generator" in having:
         collate = Masking(torch.Generator().manual_seed(dist.get_rank()))
-    sampler = None if "same_samples" in arguments.mistake else DistributedSampler(data)
+    sampler = None if by_hand or "same_samples" in arguments.mistake else DistributedSampler(data)
     workers = 1 if "workers" in having else 0
-    loader = DataLoader(data, batch_size=8, sampler=sampler, collate_fn=collate, num_workers=workers)
+    shuffle = True if by_hand else None
+    loader = DataLoader(data, 8, sampler=sampler, shuffle=shuffle, collate_fn=collate, num_workers=workers)
     kinds[arguments.kind](loader, arguments.mistake)
     dist.destroy_process_group()
 

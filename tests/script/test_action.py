@@ -140,12 +140,20 @@ def test_inputs_are_never_part_of_a_script():
         assert "${{" not in step["run"]
 
 
+def given_by(step: dict, values: dict[str, str]) -> dict[str, str]:
+    """A step's variables, whose expressions are names, or several with || between them, of which the first counts."""
+    expressions = {name: re.fullmatch(r"\$\{\{ (.*) \}\}", value)[1] for name, value in step["env"].items()}
+    return {
+        name: next(filter(None, (values.get(each, "") for each in expression.split(" || "))), "")
+        for name, expression in expressions.items()
+    }
+
+
 def in_action(repository: Path, environment: dict[str, str], **inputs: str) -> list[int]:  # noqa: F811
-    """Run the action's steps, each if its condition holds; the exit code of each."""
+    """Run the action's steps for a pull request, each if its condition holds; the exit code of each."""
     defaults = {name: about.get("default", "") for name, about in ACTION["inputs"].items()}
     values = {f"inputs.{name}": value for name, value in (defaults | inputs).items()}
-    values |= {"github.action_path": str(PROJECT), "inputs.token": "secret"}
-    values["inputs.against || github.base_ref || github.event.before || 'HEAD~1'"] = inputs.get("against") or "main"
+    values |= {"github.action_path": str(PROJECT), "inputs.token": "secret", "github.base_ref": "main"}
     codes = []
     for step in ACTION["runs"]["steps"]:
         output = Path(environment["GITHUB_OUTPUT"])
@@ -153,31 +161,30 @@ def in_action(repository: Path, environment: dict[str, str], **inputs: str) -> l
         values |= {f"steps.gate.outputs.{name}": value for name, value in said.items()}
         if "steps.gate.outputs.folder != ''" in step.get("if", "") and not said:
             continue
-        given = {name: values[re.fullmatch(r"\$\{\{ (.*) \}\}", value)[1]] for name, value in step["env"].items()}
         command = ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", step["run"]]
-        finished = subprocess.run(
-            command, cwd=repository, env=environment | given, capture_output=True, text=True, check=False
-        )
+        variables = environment | given_by(step, values)
+        finished = subprocess.run(command, cwd=repository, env=variables, capture_output=True, text=True, check=False)
         codes.append(finished.returncode)
         print(finished.stdout, finished.stderr)
     return codes
 
 
 @pytest.fixture
-def options(tmp_path):
+def options(tmp_path, repository):  # noqa: F811
     """Runs action/gate.sh where the gate only notes its options; returns the exit code, and the options if it ran."""
     python, noted = tmp_path / "lockstep" / "bin" / "python", tmp_path / "options"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/bash\necho "$@" > {noted}\n')
     python.chmod(0o755)
 
-    def run(**changes: str) -> tuple[int, list[str]]:
+    def run(folder: Path = repository, **changes: str) -> tuple[int, list[str]]:
         noted.unlink(missing_ok=True)
         given = {"AGAINST": "main", "SLOWER": "5%", "BLOCKS": "10", "MINUTES": "30", "STEPS": "0", "SHARE": ""}
         given |= {"STRICT": "false", "COMMAND": "python train.py", "HERE": str(PROJECT), "RUNNER_TEMP": str(tmp_path)}
         given |= {f"GITHUB_{name}": str(tmp_path / name) for name in ("STEP_SUMMARY", "OUTPUT")}
         environment = {"PATH": os.environ["PATH"]} | given | changes
-        finished = subprocess.run(["bash", str(PROJECT / "action" / "gate.sh")], env=environment, check=False)
+        command = ["bash", str(PROJECT / "action" / "gate.sh")]
+        finished = subprocess.run(command, cwd=folder, env=environment, check=False)
         return finished.returncode, noted.read_text().split() if noted.is_file() else []
 
     return run
@@ -196,11 +203,69 @@ def test_another_word_for_strict_is_refused(options, tmp_path):
     assert "`strict` is `maybe`. Set it to true or false." in (tmp_path / "STEP_SUMMARY").read_text()
 
 
-@pytest.mark.parametrize(("before", "against"), [("0" * 40, "HEAD~1"), ("0" * 39 + "1", "0" * 39 + "1")])
-def test_where_nothing_was_before_a_push_its_last_commit_is_judged(options, before, against):
-    code, given = options(AGAINST=before)
+PUSHED = "github.event.before"
+EVENTS = {
+    "a pull request, pushed to once more": ({"github.base_ref": "main", PUSHED: "BASE"}, "main"),
+    "a merge queue, whose group may have several commits": ({"github.event.merge_group.base_sha": "BASE"}, "BASE"),
+    "a push": ({PUSHED: "BASE"}, "BASE"),
+    "a new branch": ({PUSHED: "0" * 40}, "main"),
+    "a forced push": ({PUSHED: "0" * 39 + "1"}, "main"),
+    "a tag": ({PUSHED: "0" * 40, "GITHUB_REF_TYPE": "tag"}, "main"),
+    "a schedule": ({}, "HEAD~1"),
+    "what the user names": ({PUSHED: "0" * 40, "inputs.against": "v1"}, "v1"),
+}
+
+
+@pytest.fixture
+def branch(repository, tmp_path):  # noqa: F811
+    """A clone that is on a branch with two commits of its own, as actions/checkout makes it; and where it parted."""
+    base = git(repository, "rev-parse", "HEAD").strip()
+    git(repository, "checkout", "--quiet", "-b", "change")
+    for number in range(2):
+        git(repository, "commit", "--quiet", "--allow-empty", "--message", f"Change {number}")
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", f"file://{repository}", str(clone)], check=True)
+    return clone, base
+
+
+def event_of(about: dict[str, str], base: str) -> dict[str, str]:
+    """The variables that action.yml gives the gate at an event of a repository whose default branch is main."""
+    about = {"github.event.repository.default_branch": "main"} | about
+    values = {name: base if value == "BASE" else value for name, value in about.items()}
+    step = next(step for step in ACTION["runs"]["steps"] if step.get("id") == "gate")
+    given = given_by(step, values)
+    names = {"GITHUB_REF_TYPE": values.get("GITHUB_REF_TYPE", "branch"), "GITHUB_REF_NAME": "change"}
+    return {name: given[name] for name in ("AGAINST", "BEFORE", "DEFAULT")} | names
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_each_event_has_the_base_that_its_change_was_made_on(event, options, branch):
+    clone, base = branch
+    about, against = EVENTS[event]
+    code, given = options(clone, **event_of(about, base))
     assert code == 0
-    assert given[given.index("--against") + 1] == against
+    assert given[given.index("--against") + 1] == (base if against == "BASE" else against)
+
+
+def test_what_a_shallow_clone_lacks_is_not_taken_for_replaced(options, branch, tmp_path):
+    """The gate then says that its history must be fetched."""
+    _, base = branch
+    shallow = tmp_path / "shallow"
+    origin = f"file://{tmp_path / 'repository'}"
+    subprocess.run(["git", "clone", "--quiet", "--depth", "1", origin, str(shallow)], check=True)
+    code, given = options(shallow, **event_of({PUSHED: base}, base))
+    assert (code, given[given.index("--against") + 1]) == (0, base)
+
+
+def test_a_new_branch_without_commits_of_its_own_is_no_failure(options, branch, tmp_path):
+    clone, base = branch
+    git(clone, "checkout", "--quiet", "-B", "change", "origin/main")
+    created = event_of({PUSHED: "0" * 40}, base)
+    assert options(clone, **created) == (0, [])
+    assert "This new branch has no commit that `main` lacks." in (tmp_path / "STEP_SUMMARY").read_text()
+    for other in ({"GITHUB_REF_TYPE": "tag"}, {"GITHUB_REF_NAME": "main"}, {"BEFORE": "0" * 39 + "1"}):
+        code, given = options(clone, **created | other)
+        assert (code, "main" in given) == (0, True), "what a tag or the default branch is compared with must be said"
 
 
 @pytest.mark.slow

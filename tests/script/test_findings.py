@@ -2,7 +2,9 @@
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lockstep.script import findings, recording
@@ -72,6 +74,81 @@ def test_a_data_set_that_does_not_tell_its_size_is_not_judged_by_it():
     for rank in unsized.ranks:
         rank["loaders"][0]["size"] = None
     assert findings.between_ranks(unsized) == []
+
+
+def loader_of(folder: Path, rank: int, ordinal: int, part: range, size: int, evaluates: bool = False) -> dict:
+    """What the recorder notes of a rank's first two batches of four from a part of a data set of this size."""
+    file = f"part.{rank}.{ordinal}"
+    np.array(part, np.int64).tofile(folder / file)
+    batches = [[list(range(start, start + 4)) for start in (0, 4)]]
+    of_whole = [[[part[index] for index in batch] for batch in epoch] for epoch in batches]
+    return {
+        **{"size": len(part), "ordinal": ordinal, "number": ordinal, "indexed": True, "chosen": None},
+        **{"trains": not evaluates, "evaluates": evaluates, "dispatched": False, "repeats": False, "divisions": []},
+        **{"length": -(-len(part) // 4), "subset": str(part), "drop_last": False},
+        "batches": batches,
+        "part": {"size": size, "file": file, "batches": of_whole},
+    }
+
+
+ALL = 41  # samples
+SHARED = "{} of 41 samples are in the parts of more than one rank, and {} in none"
+OTHERWISE = "divided_otherwise", findings.DIFFERENT, SHARED.format(10, 11)
+OVERLAP = "divided_otherwise", findings.CAUTION, SHARED.format(16, 0)
+REPEATED = "divided_otherwise", findings.CAUTION, SHARED.format(1, 0)
+HALF = "epoch_too_short", findings.CAUTION, "2 ranks take one of 4 samples each: an epoch hands out 21 of 41"
+LOST = "left_out", findings.CAUTION, "an evaluation leaves out 1 of 41 samples, as all ranks have as many"
+PARTS = {
+    # of each rank, the parts that its loaders are over, of which a second one evaluates; and what is told
+    "each other sample": ([[range(0, ALL, 2)], [range(1, ALL, 2)]], []),
+    "blocks, and the rest is left out": ([[range(20)], [range(20, 40)]], []),
+    "blocks that overlap": ([[range(28)], [range(12, ALL)]], [OVERLAP]),
+    "blocks that overlap, so that both are as large": ([[range(21)], [range(20, ALL)]], [REPEATED]),
+    "each other sample of an order of its own": ([[range(20)], [range(10, 30)]], [OTHERWISE]),
+    "divided by another number of ranks": ([[range(0, ALL, 4)], [range(1, ALL, 4)]], [HALF]),
+    "as before, but others are for validation": (
+        [[range(0, ALL, 4), range(2, ALL, 4)], [range(1, ALL, 4), range(3, ALL, 4)]],
+        [],
+    ),
+    "a part of the data, divided": ([[range(0, 20, 2)], [range(1, 20, 2)]], []),
+    "training and validation, on all ranks alike": ([[range(30), range(30, ALL)]] * 2, []),
+    "validation by rank 0": ([[range(0, 30, 2), range(30, ALL)], [range(1, 30, 2)]], []),
+    "validation in blocks": ([[range(40), range(20)], [range(40), range(20, 40)]], [LOST]),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_that_a_script_divides_by_hand_are_held_against_one_another(name, tmp_path):
+    of_each, told = PARTS[name]
+    of_ranks, alone = recorded(ranks=2, steps=1), recorded(rows=["1", "2", "3", "4"], steps=1)
+    of_ranks.ranks[1]["steps"][0]["calls"][0]["rows"] = ["3", "4"]
+    for rank, parts in zip(of_ranks.ranks, of_each, strict=True):
+        rank["loaders"] = [
+            loader_of(tmp_path, rank["rank"], place, part, ALL, evaluates=place > 0) for place, part in enumerate(parts)
+        ]
+        if "alike" in name or name == "validation in blocks":  # a sampler divides what they train on
+            rank["loaders"][0]["batches"] = [[list(range(4 * rank["rank"], 4 * rank["rank"] + 4))]]
+            rank["loaders"][0]["length"] //= 2
+    verdict = findings.against_one(replace(of_ranks, folder=tmp_path), alone, alone)
+    assert [(each.kind, each.level, each.says) for each in verdict.findings] == told
+    assert verdict.answer == (findings.DIFFERENT if OTHERWISE in told else findings.EQUAL)
+
+
+def test_data_that_a_sampler_divides_is_not_taken_for_parts_of_other_data(tmp_path):
+    """As where random_split has no seed, so that each rank divides another set of as many samples."""
+    of_ranks = recorded(ranks=2, steps=1)
+    for rank, part in zip(of_ranks.ranks, (range(24), range(16, 40)), strict=True):
+        rank["loaders"] = [loader_of(tmp_path, rank["rank"], 0, part, ALL) | {"length": 3}]
+    (loader,) = recording.merged(of_ranks)["loaders"]
+    assert loader["batches"] == [[[0, 1, 2, 3] * 2, [4, 5, 6, 7] * 2]]
+
+
+def test_parts_of_data_are_replayed_by_the_indices_of_all_of_it(tmp_path):
+    of_ranks = recorded(ranks=2, steps=1)
+    for rank, part in zip(of_ranks.ranks, (range(0, ALL, 2), range(1, ALL, 2)), strict=True):
+        rank["loaders"] = [loader_of(tmp_path, rank["rank"], 0, part, ALL)]
+    (loader,) = recording.merged(replace(of_ranks, folder=tmp_path))["loaders"]
+    assert loader["batches"] == [[[0, 2, 4, 6, 1, 3, 5, 7], [8, 10, 12, 14, 9, 11, 13, 15]]]
 
 
 @pytest.mark.parametrize(

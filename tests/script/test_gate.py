@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from lockstep.errors import BadInput, RunFailed
 from lockstep.script import commits, findings, gate, gate_report
-from lockstep.script.recording import Recording
+from lockstep.script.recording import RECORDER, Place, Recording, Timing
 from tests.conftest import PROJECT
 from tests.script.test_prove import BIN, started
 
@@ -249,7 +249,7 @@ def test_paths_of_the_user_s_tree_are_those_of_each_copy_wherever_they_stand(rep
     monkeypatch.setenv("ROOT_OF_IT", str(repository))
     monkeypatch.setenv("HOME", str(repository))
     words = [f"--config={repository}/model.py", f"--data={repository}/data", f"cd '{repository}' && x", "/usr/bin", "x"]
-    runs = gate.Runs(gate.Asked(["python", *words], 0.05), repository, tmp_path / "work")
+    runs = gate.Runs(gate.Asked(["python", *words], 0.05), repository, tmp_path / "work", trees)
     for tree in trees:
         own = str(tree.folder)
         assert runs.command(tree)[1:] == [
@@ -262,6 +262,93 @@ def test_paths_of_the_user_s_tree_are_those_of_each_copy_wherever_they_stand(rep
         variables = runs._variables(tree)
         assert variables["ROOT_OF_IT"] == own
         assert "HOME" not in variables
+
+
+IMPORTS = """
+import json, sys
+
+sys.path.append({packages!r})
+import net.layers, lockstep_processes
+
+print(json.dumps(lockstep_processes.imported() | {{"used": net.layers.__file__}}))
+"""
+DIRECT = '{{"url": "file://{0}", "dir_info": {{}}}}'  # what pip notes of `pip install .`
+OTHERS = {f"net/{name}.py": "" for name in ("layers", "graph", "routing", "sockets")}
+OTHERS |= {"net/__init__.py": "from net import graph, routing, sockets"}
+
+
+def install(folder: Path, origin: str = "", files: dict[str, str] | None = None) -> Path:
+    """A folder of packages with one that is called net."""
+    files = files or {"net/__init__.py": "", "net/layers.py": "WIDTH = 0"}
+    record = "".join(f"{name},,\n" for name in files)
+    about = {"net-1.dist-info/METADATA": "Name: net", "net-1.dist-info/RECORD": record}
+    about |= {"net-1.dist-info/direct_url.json": DIRECT.format(origin)} if origin else {}
+    for name, text in (files | about).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+INSTALLED = {
+    # where net is, what pip noted, its files, whether the commits differ in it; and whose is imported, if any may be.
+    "by pip install .": ("env/site-packages", "{repository}", None, True, "ours"),
+    "by pip install ., and alike": ("env/site-packages", "{repository}", None, False, "ours"),
+    "by pip install -e .": ("repository/src", "", None, True, "ours"),
+    "as a wheel from an index": ("env/site-packages", "", None, True, None),
+    "as a wheel from an index, and alike": ("env/site-packages", "", None, False, "env"),
+    "by pip install -e in another clone": ("clone/src", "", None, True, None),
+    "another package of this name": ("env/site-packages", "", OTHERS, True, "env"),
+}
+
+
+@pytest.mark.parametrize("how", INSTALLED)
+def test_a_package_of_the_repository_that_is_installed_is_not_taken_for_both_commits(
+    how, repository, tmp_path, monkeypatch
+):
+    place, origin, files, differ, imported = INSTALLED[how]
+    install(repository / "src")
+    shutil.rmtree(repository / "src" / "net-1.dist-info")
+    git(repository, "add", "--all")
+    git(repository, "commit", "--quiet", "--message", "A package")
+    edit(*((repository / "src/net/layers.py", "0", "1") if differ else (repository / "train.py", "lr=1e-3", "lr=1e-4")))
+    packages = tmp_path / place
+    if place != "repository/src":
+        install(packages, origin.format(repository=repository), files)
+    trees = copied(repository, tmp_path)
+    monkeypatch.chdir(repository)
+    runs = gate.Runs(gate.Asked(["python"], 0.05), repository, tmp_path / "work", trees)
+    used = {}
+
+    def run(folder: Path, at: Place) -> Timing:
+        """Import the package as a run of the script would."""
+        path = os.pathsep.join([str(RECORDER), *filter(None, [at.variables.get("PYTHONPATH")])])
+        command = [sys.executable, "-S", "-c", IMPORTS.format(packages=str(packages))]
+        environment = os.environ | at.variables | {"PYTHONPATH": path}
+        finished = subprocess.run(command, env=environment, cwd=at.folder, capture_output=True, check=True)
+        modules = json.loads(finished.stdout)
+        used[folder.parent.name.partition("-")[2]] = modules.pop("used")
+        return Timing(1.0, 1.0, 8, 1, **modules)
+
+    for tree in trees:
+        if imported is None:
+            with pytest.raises(RunFailed, match="so that both commits would run the same code"):
+                runs._checked(tree, run)
+        else:
+            runs._checked(tree, run)
+            own = tree.folder / "src" if imported == "ours" else packages
+            assert used[tree.folder.name] == str(own / "net" / "layers.py")
+
+
+def test_a_commit_that_lacks_a_package_does_not_import_it_from_an_installed_copy(repository, tmp_path):
+    """As a change that adds one; and modules of a namespace belong to packages of their own."""
+    base = {"train.py": "a"}
+    ours = base | {"src/company/net/__init__.py": "b", "src/company/net/layers.py": "c"}
+    files = {f"company.{name}": f"/env/site-packages/company/{name}/__init__.py" for name in ("net", "other", "third")}
+    files |= {"company.net.layers": "/env/site-packages/company/net/layers.py"}
+    assert gate.copies_among(files, base, ours).keys() == {"company.net", "company.net.layers"}
+    assert gate.copies_among(files, ours, ours) == {}
+    aside = {"utils": "/home/me/common/utils.py"}
+    assert gate.copies_among(aside, base, base | {"tools/utils.py": "d"}) == {}, "a folder of the user's own"
 
 
 def test_a_file_that_both_commits_have_alike_may_be_read_from_anywhere(repository, tmp_path):
@@ -333,6 +420,37 @@ def test_a_change_within_the_limit_is_called_slower_once_in_a_hundred_gates_what
     ]
     assert verdicts.count(gate.SLOWER) <= 15  # ten are expected on the limit
     assert verdicts.count(gate.PASSED) >= passed
+
+
+class Clocked:
+    """Stands for gate.Runs and for the clock: a block takes a minute, and to look at the clock takes a second."""
+
+    def __init__(self):
+        self.asked = gate.Asked(["python"], 0.05, blocks=100, steps=10)
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1
+        return self.now
+
+    def time(self, *_) -> Timing:
+        return Timing(1.0, 1.0, 10, 1, {})
+
+    def block(self, base: commits.Tree, ours: commits.Tree, steps: int, number: int) -> dict[str, Timing]:
+        self.now += 60
+        seconds = {base.folder.name: 1.0 + number % 2 / 100, ours.folder.name: 2.0}
+        return {name: Timing(each, each, steps, 1, {}) for name, each in seconds.items()}
+
+
+@pytest.mark.parametrize("until", range(380, 450))
+def test_a_slower_change_is_called_so_whenever_the_time_is_over(until, monkeypatch):
+    base, ours = (commits.Tree(name, "0" * 40, Path(name)) for name in ("base", "ours"))
+    outcome = gate.Outcome(gate.NOT_MEASURED, "", {"name": "main"}, {"name": "HEAD"}, ["python"], 0.05)
+    runs = Clocked()
+    monkeypatch.setattr(gate, "time", runs)
+    gate._time(base, ours, runs, outcome, until, lambda line: None)
+    assert outcome.speed.verdict == gate.SLOWER
+    assert 5 <= outcome.speed.blocks <= 7
 
 
 def copied(repository: Path, tmp_path: Path, *shared: str) -> tuple[commits.Tree, commits.Tree]:
@@ -421,6 +539,7 @@ def test_a_base_without_files_is_a_copy_like_any(repository, tmp_path):
     git(repository, "rm", "--quiet", "-r", "--force", ".")
     git(repository, "commit", "--quiet", "--allow-empty", "--message", "Nothing yet")
     (repository / "train.py").write_text(TRAIN, encoding="utf-8")
+    git(repository, "add", "train.py")
     base, ours = commits.copies(repository, "start", tmp_path / "trees", [])
     (base.folder / "written.txt").write_text("", encoding="utf-8")
     base.reset()
@@ -701,6 +820,9 @@ def test_junit_has_an_error_where_timing_broke_off(tmp_path):
 
 def test_what_can_t_be_compared_is_refused_in_one_sentence(repository, tmp_path):
     with pytest.raises(BadInput, match="nothing to compare"):
+        copied(repository, tmp_path)
+    (repository / "left.log").write_text("of a step before", encoding="utf-8")
+    with pytest.raises(BadInput, match=r"nothing to compare\. Name an earlier one.*git add them \(left\.log\)"):
         copied(repository, tmp_path)
     with pytest.raises(BadInput, match="Git does not know it"):
         commits.base_of(repository, "nowhere")

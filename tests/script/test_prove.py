@@ -230,7 +230,7 @@ BESIDE = ("torchrun", "--nproc-per-node", "2", "beside.py")
     "kind",
     [
         *("adversarial", "temperature", "sharded", "views", "closure", "fitted", "growing", "sparse", "graph"),
-        *("penalised", "tried"),
+        *("penalised", "tried", "stacked"),
     ],
 )
 def test_all_that_is_trained_is_proven(kind, tmp_path):
@@ -311,6 +311,25 @@ def test_a_mistake_is_found_though_a_collator_draws(tmp_path):
     command = (*BESIDE, "plain", "--having", "masked", "--mistake", "summed")
     verdict = proven(tmp_path, *command, options=("--steps", "4"))
     assert verdict["kinds"].keys() == {"summed"}, verdict["said"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("having", ["by_hand", "by_hand,noisy,workers", "by_hand,masked"])
+def test_a_script_that_divides_its_data_by_hand_is_proven(having, tmp_path):
+    """Each rank's loader has another part of the data, and those of one process all of it."""
+    verdict = proven(tmp_path, *BESIDE, "plain", "--having", having, options=("--steps", "4"))
+    assert verdict["answer"] == "equal", verdict["said"]
+    assert not verdict["findings"]
+
+
+@pytest.mark.slow
+def test_parts_that_each_rank_takes_from_an_order_of_its_own_are_found(tmp_path):
+    """Although no sample of the recorded steps need be repeated."""
+    command = (*BESIDE, "plain", "--having", "by_hand", "--mistake", "own_order")
+    verdict = proven(tmp_path, *command, options=("--steps", "2"))
+    assert verdict["answer"] == "different", verdict["said"]
+    says = verdict["kinds"]["divided_otherwise"]["says"]
+    assert re.fullmatch(r"\d\d of 256 samples are in the parts of more than one rank, and \d\d in none", says)
 
 
 @pytest.mark.slow
@@ -396,6 +415,14 @@ def test_what_proves_nothing_is_not_told(script, reason, tmp_path):
     verdict = proven(tmp_path, *BESIDE, *script, options=("--steps", "4"))
     assert verdict["answer"] == "not told", verdict["said"]
     assert reason in verdict["reason"]
+
+
+@pytest.mark.slow
+def test_an_optimizer_that_steps_on_one_rank_only_is_found(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "plain", "--mistake", "one_steps", options=("--steps", "4"))
+    assert verdict["answer"] == "different", verdict["said"]
+    assert verdict["kinds"]["idle"]["says"].startswith("of 2 ranks, only these did a step: 0; the others compute")
+    assert verdict["kinds"]["idle"]["line"].startswith("beside.py:")
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import sys
+import sysconfig
 import threading
 import time
 import urllib.parse
@@ -67,8 +68,8 @@ def write(about):
         "world": world,
         "pid": os.getpid(),
         "parent": os.getppid(),
-        "elsewhere": imported_from_elsewhere(),
         "read": sorted(_opened),
+        **imported(),
         **about,
     }
     _write(f"process.{os.getpid()}.json", about)
@@ -81,30 +82,33 @@ def _write(name, about):
     os.replace(f"{file}.tmp", file)
 
 
-def imported_from_elsewhere():
-    """The modules that were imported from the folder LOCKSTEP_ELSEWHERE, with their files.
+def imported():
+    """The files of imported modules, by name: those of the folder LOCKSTEP_ELSEWHERE, and others, maybe its copies.
 
-    An environment in that folder does not count, unless a package in it was installed from that folder.
+    An environment in that folder does not count as the folder's, unless a package in it was installed from that folder.
+    Python's own modules and the recorder's are in neither.
     """
-    if not ELSEWHERE:
-        return {}
-    found = {}
-    for name, module in list(sys.modules.items()):
+    elsewhere, others = {}, {}
+    for name, module in list(sys.modules.items()) if ELSEWHERE else ():
         file = getattr(module, "__file__", None)
         if not isinstance(file, str):
             continue
         if name == "__main__" and getattr(module, "__spec__", None):
             name = module.__spec__.name  # of python -m
         real = _real_path(file)
-        in_environment = "site-packages" in real or (
+        installed = "site-packages" in real or "dist-packages" in real
+        in_environment = installed or (
             sys.prefix != ELSEWHERE and real.startswith(os.path.realpath(sys.prefix) + os.sep)
         )
         if in_environment:
-            if name.partition(".")[0] in _installed_from_elsewhere():
-                found[name] = real
-        elif real.startswith(ELSEWHERE + os.sep):
-            found[name] = real
-    return found
+            from_elsewhere = name.partition(".")[0] in _installed_from_elsewhere()
+        else:
+            from_elsewhere = real.startswith(ELSEWHERE + os.sep)
+        if from_elsewhere:
+            elsewhere[name] = real
+        elif installed or not real.startswith(_NO_COPIES):
+            others[name] = real
+    return {"elsewhere": elsewhere, "others": others}
 
 
 @functools.cache
@@ -138,6 +142,10 @@ def watch_files():
 
 
 _real_path = functools.cache(os.path.realpath)  # asked for each module again at each writing
+# Folders of Python's own modules, and of the recorder's.
+_NO_COPIES = tuple(
+    os.path.realpath(folder) + os.sep for folder in (sysconfig.get_path("stdlib"), os.path.dirname(__file__))
+)
 
 _exits = []  # what sys.exit was last called with
 

@@ -31,6 +31,7 @@ import sys
 import threading
 import traceback
 import types
+from array import array as packed
 
 import lockstep_processes as processes
 from lockstep_processes import FOLDER, rank_and_world
@@ -85,6 +86,7 @@ class State:
         self.finished = False
         self.frame = None  # of a model's method that calls its modules without Module.__call__
         self.recorded = None
+        self.replayed = {}  # of that, the loader that each of this process's has to follow, by its number
 
 
 def _empty_step():
@@ -183,12 +185,15 @@ def samples_first(name, tensor):
     """A tensor of a batch whose first dimension is that of the samples, as it is the second one in [tokens, samples].
 
     The sizes of the DataLoader's batches tell, unless both dimensions may be it: then what they told before. A script
-    may divide a batch into equal parts.
+    may divide a batch into equal parts, or put several views of its samples into one, as rows of numbers.
     """
     sizes = _batch_sizes()
     if tensor.dim() < 2 or not sizes:
         return tensor
-    may_be = [any(_divides(tensor.shape[0], size) for size in sizes) or not tensor.shape[0], tensor.shape[1] in sizes]
+    first, second = tensor.shape[:2]
+    parts = not first or any(_divides(first, size) for size in sizes)
+    views = tensor.dim() == 2 and tensor.is_floating_point() and any(size and first % size == 0 for size in sizes)
+    may_be = [parts or views, second in sizes]
     if may_be[0] != may_be[1]:
         state.second[name] = may_be[1]
     return tensor.transpose(0, 1) if may_be[1] and state.second.get(name) else tensor
@@ -824,12 +829,27 @@ def write(ended=False):
     processes.write(
         {
             "ended": ended,
+            "idle": _idle() if ended else None,
             "initial": state.initial,
             "steps": state.steps,
             "notes": state.notes,
             "loaders": [loader for loader in state.loaders if loader["batches"]],
         }
     )
+
+
+def _idle():
+    """What this process computed if no optimizer has stepped in it: backward passes, and whether its weights changed.
+
+    None if one has stepped, or if weights can't be read on one rank alone.
+    """
+    if state.steps or not state.step["losses"] or state.initial["sharded"]:
+        return None
+    try:
+        began, (_, hashes, _) = state.initial["hashes"], weights()
+    except RuntimeError:  # as of a GPU on which something has failed
+        return None
+    return {"passes": len(state.step["losses"]), "changed": any(hashes.get(name) != began[name] for name in began)}
 
 
 def _drawing():
@@ -1263,6 +1283,8 @@ def _change_loaders(torch):
         about["dispatched"] = False  # whether rank 0 draws the batches of all ranks
         about["divisions"] = []  # by what each epoch is divided among ranks
         about["subset"] = _digest(getattr(dataset, "indices", None))
+        about["number"] = len(state.loaders)
+        about["part"] = None if REPLAY else _part(dataset, about["number"])
         about["repeats"] = bool(getattr(self.sampler, "replacement", False))
         parts = (self, self.sampler, self.batch_sampler)
         about["drop_last"] = any(getattr(part, "drop_last", False) for part in parts)
@@ -1275,24 +1297,26 @@ def _change_loaders(torch):
                 about["length"] = length(self)
 
     def noted_length(self):
-        recorded = recorded_loader(getattr(self, "_lockstep", None))
+        recorded = recorded_loader(getattr(self, "_lockstep", None), self.dataset)
         return length(self) if recorded is None or recorded["length"] is None else recorded["length"]
 
     def noted_iterator(self, loader, *args, **kwargs):
         self._lockstep = getattr(loader, "_lockstep", None)
-        if self._lockstep is not None:
-            begin_epoch(self._lockstep, loader)
+        begin_epoch(loader)
         reset(self, loader, *args, **kwargs)
 
-    @only_records
-    def begin_epoch(about, loader):
-        about["batches"].append([])
-        about["divisions"].append(_division(loader))
-
     def noted_reset(self, loader, first_iter=False):
-        if not first_iter and self._lockstep is not None:  # persistent workers begin another epoch
-            begin_epoch(self._lockstep, loader)
+        if not first_iter:  # persistent workers begin another epoch
+            begin_epoch(loader)
         reset_again(self, loader, first_iter)
+
+    @only_records
+    def begin_epoch(loader):
+        if about := getattr(loader, "_lockstep", None):
+            about["batches"].append([])
+            about["divisions"].append(_division(loader))
+            if about["part"]:
+                about["part"]["batches"].append([])
 
     def noted_index(self):
         settle()
@@ -1304,7 +1328,7 @@ def _change_loaders(torch):
         if about["dispatched"] and rank_and_world()[0]:  # its workers prefetch batches that nobody takes
             return next_index(self)
         epoch = about["batches"][-1]
-        recorded = recorded_loader(about)
+        recorded = recorded_loader(about, self._dataset)
         if recorded is None:
             index = next_index(self)
         else:
@@ -1317,6 +1341,8 @@ def _change_loaders(torch):
                 index.reverse()
         try:
             epoch.append([int(each) for each in index])
+            if about["part"]:
+                about["part"]["batches"][-1].append([_in_whole(self._dataset, each) for each in index])
         except (TypeError, ValueError):  # indices that are not integers
             about["indexed"] = False
         state.random = _random_states(torch)
@@ -1342,11 +1368,11 @@ def _change_loaders(torch):
             return self.collate_fn([item(self.dataset, each) for each in index])
 
         unseeded[:] = _random_states(torch)
-        return drawn(fetch, [_integer(each) for each in index])
+        return drawn(fetch, [_in_whole(self.dataset, each) for each in index])
 
     def item(dataset, index):
         state.items += 1
-        return drawn(lambda: dataset[index], _integer(index), state.items <= WATCHED)[0]
+        return drawn(lambda: dataset[index], _in_whole(dataset, index), state.items <= WATCHED)[0]
 
     def drawn(call, name, watched=True):
         """What a call returns whose random numbers depend on a name only, and whether it draws any, if watched."""
@@ -1435,6 +1461,30 @@ def _integer(index):
         return index
 
 
+def _in_whole(dataset, index):
+    """An index of a data set; if that is a part of another, the index there, which is the same on all ranks."""
+    from torch.utils.data import Subset
+
+    with contextlib.suppress(IndexError, TypeError, ValueError):
+        return int(dataset.indices[index]) if isinstance(dataset, Subset) else _integer(index)
+    return _integer(index)
+
+
+def _part(dataset, number):
+    """Of what a data set is a part, if it is a Subset. Its indices are written to a file, in order."""
+    from torch.utils.data import Subset
+
+    if not isinstance(dataset, Subset) or len(dataset) > LARGEST:
+        return None
+    try:
+        size, indices = len(dataset.dataset), packed("q", map(int, dataset.indices))
+    except (TypeError, ValueError):
+        return None
+    with open(os.path.join(FOLDER, f"part.{os.getpid()}.{number}"), "wb") as stream:
+        indices.tofile(stream)
+    return {"size": size, "file": os.path.basename(stream.name), "batches": []}
+
+
 def _samplers(loader):
     """A DataLoader's sampler and those within it: Accelerate divides a batch sampler among ranks by one around it."""
     part = loader.sampler
@@ -1476,15 +1526,27 @@ def recorded():
     return state.recorded
 
 
-def recorded_loader(about):
+def recorded_loader(about, dataset):
+    """What a DataLoader of this replay over a data set is to hand out; None if nothing was recorded for it."""
     if not REPLAY or about is None or not about["indexed"]:
         return None
-    same = [
-        loader
-        for loader in recorded()["loaders"]
-        if (loader["size"], loader["ordinal"]) == (about["size"], about["ordinal"])
-    ]
-    return same[0] if same else None
+    if about["number"] not in state.replayed:
+        state.replayed[about["number"]] = _of_ranks(about, dataset)
+    return state.replayed[about["number"]]
+
+
+def _of_ranks(about, dataset):
+    """The recorded loader of all ranks that corresponds to a loader, with this data set's indices."""
+    divided = [loader for loader in recorded()["loaders"] if loader.get("divided")]
+    if same := next((loader for loader in divided if loader["number"] == about["number"]), None):
+        # Its indices are those of the whole, of which each rank had a part.
+        place = {_in_whole(dataset, index): index for index in range(about["size"] or 0)}
+        batches = [[[place.get(each) for each in batch] for batch in epoch] for epoch in same["batches"]]
+        known = all(None not in batch for epoch in batches for batch in epoch)
+        return same | {"batches": batches} if known else None
+    kind = about["size"], about["ordinal"]
+    others = (loader for loader in recorded()["loaders"] if not loader.get("divided"))
+    return next((loader for loader in others if (loader["size"], loader["ordinal"]) == kind), None)
 
 
 def recorded_rates(by_closure):

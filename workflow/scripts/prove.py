@@ -69,6 +69,8 @@ def _main() -> int:
             verdict = _prove(command, arguments.against, Path(temporary), asked)
         except RunStopped:
             raise
+        except recording.OthersIdle as error:
+            verdict = findings.idle(error)
         except RunFailed as error:
             verdict = findings.Verdict(findings.UNTOLD, str(error), [])
         verdict = replace(verdict, findings=sorted(verdict.findings, key=findings.severity))

@@ -1,15 +1,21 @@
 """Test this environment: import every framework that it has, and train two steps with each of them.
 
+An image must have what it is for: its family's framework, and the build of PyTorch for its devices.
+
 python workflow/scripts/self_test.py             the default command of an image
 python workflow/scripts/self_test.py --versions  print the environment as JSON
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import torch
+import yaml
 
 from lockstep import cli, paths
 from lockstep.config import registry
@@ -29,6 +35,9 @@ def main() -> None:
     if parser.parse_args().versions:
         print(json.dumps(environment.describe(), indent=1))
         return
+    image = os.environ.get("LOCKSTEP_IMAGE", "")  # set in each image, as lockstep/deepspeed:cpu
+    if lacks := lacking(image):
+        raise RunFailed(f"{image}: {lacks}. Build it again: make images")
     for name in registry.names():
         if available(name):
             registry.load(name)
@@ -38,6 +47,23 @@ def main() -> None:
         step("plan.py", folder)
         for name in filter(available, ROWS):
             print(step("launch.py", folder, "--row", name), end="")
+
+
+def lacking(image: str) -> str:
+    """What an image of this name lacks of what it is for, in words; empty if it lacks nothing, or is none of ours."""
+    name, _, variant = image.removeprefix("lockstep/").partition(":")
+    table = yaml.safe_load(paths.IMAGES.read_text(encoding="utf-8"))
+    if name not in (*table["families"], "bench") or variant not in ("cpu", "cuda"):
+        return ""
+    families = table["families"] if name == "bench" else [name]
+    missing = [family for family in families if family != "torch" and not available(family)]
+    if missing:
+        return f"{missing[0]} is not installed"
+    wanted, built = table[variant]["cuda"], torch.version.cuda
+    if wanted == built:
+        return ""
+    meant, made = (f"CUDA {version}" if version else "CPUs alone" for version in (wanted, built))
+    return f"PyTorch {torch.__version__} is built for {made}, and this image is for {meant}"
 
 
 def available(strategy: str) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, listed
 
 
 @dataclass
@@ -50,6 +50,11 @@ class Tree:
         links = [f":(exclude,top,literal){name}" for name in self.shared]
         _git(self.folder, "checkout", "--quiet", "--force", "HEAD", "--", ".", *links)
 
+    def contents(self) -> dict[str, str]:
+        """The hash of each file, by its path within the tree; shared ones are not among them."""
+        lines = (line.partition("\t") for line in _names(self.folder, "ls-files", "-z", "--stage"))
+        return {path: about.split()[1] for about, _, path in lines}
+
     def _present(self) -> Iterator[Path]:
         """All files and folders but Git's and compiled Python files, which only speed up the start."""
         for folder, folders, files in os.walk(self.folder):
@@ -87,10 +92,14 @@ def copies(repository: Path, reference: str, into: Path, shared: list[Path]) -> 
     """
     commit, head = base_of(repository, reference), _git(repository, "rev-parse", "HEAD")
     changed = bool(_git(repository, "status", "--porcelain", "--untracked-files=normal"))
-    if commit == head and not changed:
+    # Neither copy has submodules, and a new file alone (what a build or an earlier step of a job left) is rarely run.
+    tracked = _git(repository, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
+    if commit == head and not tracked:
+        new = _names(repository, "ls-files", "-z", "--others", "--exclude-standard")
         raise BadInput(
-            f"--against {reference}: it has this same commit ({head[:10]}), and nothing is changed since, so there is"
-            " nothing to compare. Name an earlier one, as HEAD~1"
+            f"--against {reference}: it has this same commit ({head[:10]}), and no file that Git tracks is changed"
+            " since, so there is nothing to compare. Name an earlier one, as HEAD~1"
+            + (f"; if new files are the change, git add them ({listed(new, most=3)})" if new else "")
         )
     base = Tree(reference, commit, into / "base")
     ours = Tree("the working tree" if changed else "HEAD", head, into / "ours")

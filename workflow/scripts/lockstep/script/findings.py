@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from lockstep.errors import RunFailed, in_weights, listed
-from lockstep.script.recording import Recording, loaders_alike
+from lockstep.script.recording import OthersIdle, Recording, goes_through_all, loaders_alike
 
 DIFFERENT, CAUTION, NOTE = "different", "caution", "note"  # levels: the model is another, may be another, is the same
 STAGES, FLAT = "pipeline parallel", "FullyShardedDataParallel"  # as the recorder calls them
@@ -146,12 +146,13 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
         )
         return untold(reason, found)
     if other_data := _other_data(recorded, alone):
-        if any(map(_goes_through_all, _that_train(recorded))):
+        if any(all(map(goes_through_all, same)) for same in _that_train(recorded)):
             reason = "each rank goes through all of a data set of its own, and one process has rank 0's only"
             return untold(reason, found)
         return Verdict(DIFFERENT, other_data.says, [other_data, *found])
     if other := _other_samples(recorded, alone, steps):
         return untold(other, found)
+    found += _parts_by_hand(recorded)
     if _other_names(recorded, alone):
         return untold("on one process the script trains parameters of other names or shapes", found)
     if not _initial_distance(recorded, alone) <= SMALLEST_ELSE:
@@ -231,6 +232,12 @@ def untold(reason: str, found: list[Finding], *more) -> Verdict:
         note = Finding("not_compared", NOTE, f"not compared with one process: {reason}")
         return Verdict(DIFFERENT, wrong[0].says, [*found, note], *more)
     return Verdict(UNTOLD, reason, found, *more)
+
+
+def idle(error: OthersIdle) -> Verdict:
+    """The verdict on ranks of which only some step."""
+    do = "call optimizer.step() on all ranks: each has a copy of the weights of its own."
+    return Verdict(DIFFERENT, str(error), [Finding("idle", DIFFERENT, str(error), do, error.line, 1)])
 
 
 def rounding_of(alone: Recording, floor: Recording) -> list[tuple[float, float]]:
@@ -632,12 +639,6 @@ def _that_train(recorded: Recording) -> list[list[dict]]:
     return [same for same in loaders_alike(recorded.ranks) if len(same) == recorded.world and same[0]["trains"]]
 
 
-def _goes_through_all(loaders: list[dict]) -> bool:
-    """Whether an epoch of each rank has nearly as many samples as its data set, so that no sampler divides these."""
-    each = [(loader["length"], loader["size"], loader["batches"][0][:1]) for loader in loaders]
-    return all(length and size and first and length * len(first[0]) > 0.75 * size for length, size, first in each)
-
-
 def _has_own_data(recorded: Recording, loaders: list[dict]) -> bool:
     """Whether ranks got other samples under the same indices, as each has a file of its own."""
     if len(loaders) < recorded.world or recorded.world == 1:
@@ -667,7 +668,7 @@ def _handed_out(recorded: Recording) -> list[Finding]:
         if first["size"] is None:  # a data set need not tell it, if its sampler knows its indices
             continue
         evaluates = first["evaluates"] and not first["trains"]
-        epochs = [] if evaluates else [epoch for epoch in first["batches"] if len(epoch) > 1]
+        epochs = [] if evaluates else [epoch for epoch in first.get("own", first)["batches"] if len(epoch) > 1]
         if len(epochs) > 1 and _shuffled(epochs[0]) and epochs[0][: len(epochs[1])] == epochs[1][: len(epochs[0])]:
             do = "call sampler.set_epoch(epoch) before each epoch."
             found.append(Finding("same_order", CAUTION, "each epoch has the same order", do))
@@ -707,6 +708,45 @@ def _handed_out(recorded: Recording) -> list[Finding]:
         elif max(handed, len(together)) < 0.6 * meant:
             found.append(Finding("epoch_too_short", CAUTION, says, "was the sampler told the right number of ranks?"))
     return found
+
+
+def _parts_by_hand(recorded: Recording) -> list[Finding]:
+    """Find parts into which a script divided its data by itself, and that overlap, or leave out samples.
+
+    It is asked once one process has trained on the same samples: so all ranks have the same data.
+    """
+    found = []
+    for same in loaders_alike(recorded.ranks):
+        first, world, line = same[0], recorded.world, _call_line(recorded, 0)
+        if not first.get("divided"):
+            continue
+        size, parts = first["size"], [recorded.indices(loader) for loader in same]
+        ranks = np.bincount(np.concatenate(parts), minlength=size)  # of each sample, how many have it
+        shared, lost = int((ranks > 1).sum()), int((ranks == 0).sum())
+        evaluates = first["evaluates"] and not first["trains"]
+        steps = {int(step) for part in parts for step in np.unique(np.diff(part))}
+        if shared:
+            none = _in_no_part(recorded, size)
+            says = f"{shared} of {size} samples are in the parts of more than one rank, and {none} in none"
+            # Otherwise it may be meant, as to have as many on each rank, or more of a rare kind.
+            level = DIFFERENT if min(shared, none) >= world and not evaluates else CAUTION
+            do = "all ranks must divide the same order, as by range(rank, len(data), ranks)."
+            found.append(Finding("divided_otherwise", level, says, do, line))
+        elif evaluates and 0 < lost < world:
+            says = f"an evaluation leaves out {lost} of {size} samples, as all ranks have as many"
+            do = "let one rank have more where a metric is computed, as by range(rank, len(data), ranks)."
+            found.append(Finding("left_out", CAUTION, says, do))
+        elif len(steps) == 1 and min(steps) > world and _in_no_part(recorded, size):
+            says = f"{world} ranks take one of {min(steps)} samples each: an epoch hands out {size - lost} of {size}"
+            found.append(Finding("epoch_too_short", CAUTION, says, "was the script told the right number of ranks?"))
+    return found
+
+
+def _in_no_part(recorded: Recording, size: int) -> int:
+    """How many samples of data of this size are in no part of it for which any rank has a loader."""
+    loaders = [loader for rank in recorded.ranks for loader in rank["loaders"] if loader.get("part")]
+    parts = [recorded.indices(loader) for loader in loaders if loader["part"]["size"] == size]
+    return size - len(np.unique(np.concatenate(parts)))
 
 
 def _meant(loaders: list[dict]) -> tuple[int, str]:

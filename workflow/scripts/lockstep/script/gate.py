@@ -7,10 +7,12 @@ the processes. The ratio has the interval of paired runs (stats.ratio).
 """
 
 import filecmp
+import itertools
 import json
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -137,7 +139,8 @@ def run(
         *(asked.command, asked.slower),
     )
     before = _stamps(shared)
-    runs = Runs(replace(asked, command=_startable(asked.command, ours, repository)), repository, work)
+    asked = replace(asked, command=_startable(asked.command, ours, repository))
+    runs = Runs(asked, repository, work, (base, ours))
     try:
         outcome.model, found, outcome.torch = _compare_models(base, ours, runs)
         outcome.findings = [replace(each, says=printable(each.says)) for each in found]
@@ -203,8 +206,9 @@ def speed_told(outcome: Outcome) -> str:
 class Runs:
     """Runs the command in a tree, in the part of the repository that the user is in, with a log for each run."""
 
-    def __init__(self, asked: Asked, repository: Path, work: Path):
+    def __init__(self, asked: Asked, repository: Path, work: Path, trees: tuple[Tree, Tree]):
         self.asked, self.repository, self.work = asked, repository, work
+        self.contents = {tree.folder.name: tree.contents() for tree in trees}
         self.within = Path.cwd().resolve().relative_to(repository)
         self.paths: dict[str, list[str]] = {"base": [], "ours": []}  # of each tree, for modules of the user's tree
         self.count = 0
@@ -251,14 +255,26 @@ class Runs:
         return [self._in_tree(word, tree) for word in self.asked.command]
 
     def _checked(self, tree: Tree, run):
-        """Run in a tree; if modules came from the user's own tree, run again with the copy's in front of them."""
+        """Run in a tree; if modules came from the user's own or a copy of it, run again with the tree's in front.
+
+        Raises RunFailed if they still don't come from the tree.
+        """
         result = self._one(tree, run)
         if result.elsewhere:
-            roots = {_root(name, file, self.repository) for name, file in result.elsewhere.items()}
-            self.paths[tree.folder.name] = [str(tree.folder / root) for root in sorted(filter(None, roots))]
-            result = self._one(tree, run)
-        if result.elsewhere:
             name, file = next(iter(result.elsewhere.items()))
+            roots = {_root(name, file, self.repository) for name, file in result.elsewhere.items()}
+            roots |= {*roots_in(self.contents[tree.folder.name], by_package(result.elsewhere)).values()}
+            paths = {str(tree.folder / root) for root in roots if root is not None}
+            self.paths[tree.folder.name] = sorted({*self.paths[tree.folder.name], *paths})
+            try:
+                result = self._one(tree, run)
+            except RunStopped:
+                raise
+            except RunFailed as error:
+                raise RunFailed(f"{error} (with its own {name} in front of {file})") from None
+        outside = {name: file for name, file in result.others.items() if not Path(file).is_relative_to(tree.folder)}
+        if elsewhere := result.elsewhere | copies_among(outside, *self.contents.values()):
+            name, file = next(iter(elsewhere.items()))
             raise RunFailed(
                 f"{tree.name}: its module {name} was imported from {file}, not from the commit's own files, so that"
                 " both commits would run the same code. Install the repository by `pip install -e`, or set PYTHONPATH"
@@ -317,6 +333,65 @@ def _root(name: str, file: str, repository: Path) -> Path | None:
     folder = path.parents[levels] if levels < len(path.parents) else path
     inside = folder.is_relative_to(repository) and "site-packages" not in path.parts
     return folder.relative_to(repository) if inside else None
+
+
+def by_package(modules: dict[str, str]) -> dict[str, list[str]]:
+    """The Python files of each package among modules (files by name), as paths from the folder on Python's path.
+
+    A package is the outermost one that has a file, as several may share a namespace; or a module in none.
+    """
+    packages: dict[str, list[str]] = {}
+    for name, file in modules.items():
+        if file.endswith(".py") and name != "__main__":
+            parts = name.split(".")
+            package = next(each for each in itertools.accumulate(parts, "{}.{}".format) if each in modules)
+            levels = len(parts) + (Path(file).name == "__init__.py")
+            packages.setdefault(package, []).append("/".join(Path(file).parts[-levels:]))
+    return packages
+
+
+def roots_in(contents: dict[str, str], packages: dict[str, list[str]]) -> dict[str, str]:
+    """The folder in a tree from which Python would import a package's files, for each package that is there.
+
+    contents: as of Tree; packages: as of `by_package`. A package is there if most of its files are. Fewer may be by
+    chance, as where a repository has another package of the same name.
+    """
+    package_of = {file: package for package, files in packages.items() for file in files}
+    counts: dict[str, Counter] = {package: Counter() for package in packages}
+    for path in contents:
+        parts = path.split("/")
+        for start in range(len(parts)):
+            if package := package_of.get("/".join(parts[start:])):
+                counts[package]["/".join(parts[:start])] += 1
+    most = {package: max(roots.items(), key=lambda each: each[1]) for package, roots in counts.items() if roots}
+    return {package: root for package, (root, count) in most.items() if 2 * count > len(packages[package])}
+
+
+def copies_among(modules: dict[str, str], base: dict[str, str], ours: dict[str, str]) -> dict[str, str]:
+    """Those of modules (files by name) that belong to a package of the repository in which its two commits differ.
+
+    They come from a copy that is installed, of whatever commit. base, ours: the contents of the two trees.
+    """
+    packages = by_package(modules)
+    roots = [roots_in(contents, packages) for contents in (base, ours)]
+    found = {}
+    for package, files in packages.items():
+        if len(files) == 1 and "-packages" not in modules[package]:
+            continue  # in a folder of the user's own, a single file may have any other's name
+        texts = [
+            _texts_of(package, root[package], contents) if package in root else {}
+            for root, contents in zip(roots, (base, ours), strict=True)
+        ]
+        if texts[0] != texts[1]:
+            found |= {name: file for name, file in modules.items() if f"{name}.".startswith(f"{package}.")}
+    return found
+
+
+def _texts_of(package: str, root: str, contents: dict[str, str]) -> dict[str, str]:
+    """The contents of a package in a tree, by path from the folder that is on Python's path."""
+    above = f"{root}/" if root else ""
+    begins = tuple(above + package.replace(".", "/") + end for end in ("/", ".py"))
+    return {path.removeprefix(above): digest for path, digest in contents.items() if path.startswith(begins)}
 
 
 def _compare_models(base: Tree, ours: Tree, runs: Runs) -> tuple[str, list[Finding], str]:
@@ -416,8 +491,7 @@ def _time(base: Tree, ours: Tree, runs: Runs, outcome: Outcome, until: float, te
             outcome.seconds[name].append(timing.seconds)
         longest = max(longest, time.monotonic() - began)
         if block:
-            last = block + 1 == asked.blocks or time.monotonic() + longest > until
-            outcome.speed = speed = judge(outcome.seconds["base"], outcome.seconds["ours"], asked.slower, last)
+            outcome.speed = speed = judge(outcome.seconds["base"], outcome.seconds["ours"], asked.slower, last=False)
             tell(f"block {block + 1} of {asked.blocks}: {speed.ratio:.3f} ({speed.low:.3f} to {speed.high:.3f})")
             if speed.verdict != UNDECIDED:
                 return
@@ -426,3 +500,5 @@ def _time(base: Tree, ours: Tree, runs: Runs, outcome: Outcome, until: float, te
             f"{len(outcome.seconds['base'])} blocks in {asked.minutes:g} minutes, and at least {FEWEST_BLOCKS} are"
             " needed: raise --minutes, or lower --steps"
         )
+    # Only here is it known that there are no more, however short of time a block has ended.
+    outcome.speed = judge(outcome.seconds["base"], outcome.seconds["ours"], asked.slower, last=True)

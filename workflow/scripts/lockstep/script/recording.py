@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -46,6 +47,17 @@ class Hangs(RunFailed):
     """A command did no further step for too long, and was ended."""
 
 
+class OthersIdle(RunFailed):
+    """Only some ranks stepped, though the others computed as many gradients, whose weights stayed as they began.
+
+    line: where the first of them stepped.
+    """
+
+    def __init__(self, says: str, line: str):
+        super().__init__(says)
+        self.line = line
+
+
 @dataclass(frozen=True)
 class Recording:
     """A recording of one command: `ranks` in order, each as the recorder wrote it; `hung` says how it hung, if so."""
@@ -64,6 +76,11 @@ class Recording:
     def elsewhere(self) -> dict[str, str]:
         """The files of modules that were imported from the folder in LOCKSTEP_ELSEWHERE, by name."""
         return {name: file for rank in self.ranks for name, file in rank["elsewhere"].items()}
+
+    @property
+    def others(self) -> dict[str, str]:
+        """The files of modules that were imported from anywhere else but Python's own folder, by name."""
+        return {name: file for rank in self.ranks for name, file in rank.get("others", {}).items()}
 
     @property
     def read(self) -> set[str]:
@@ -109,6 +126,10 @@ class Recording:
         of_rank = pids.index(first) < len(self.ranks)
         return (f"rank {failed[first]['rank']}: " if of_rank else "") + failed[first]["says"]
 
+    def indices(self, loader: dict) -> np.ndarray:
+        """The distinct samples of the part of data that a rank's loader is over, as indices of the whole; sorted."""
+        return np.unique(np.fromfile(self.folder / loader["part"]["file"], np.int64) % loader["part"]["size"])
+
     def until(self, steps: int) -> "Recording":
         """The same without later steps."""
         return replace(self, ranks=[rank | {"steps": rank["steps"][:steps]} for rank in self.ranks])
@@ -122,7 +143,8 @@ class Timing:
     median: float
     steps: int
     world: int
-    elsewhere: dict[str, str]  # as in Recording
+    elsewhere: dict[str, str] = field(default_factory=dict)  # as in Recording
+    others: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -181,7 +203,8 @@ def time_steps(command: list[str], folder: Path, asked: Asked, place: Place, war
     window = slice(warm_up - 1, recorded.steps)
     each = [np.diff(rank["steps"][window]) for rank in recorded.ranks]
     slowest = max(each, key=np.sum)  # ranks wait for each other in each step, so that they differ little
-    return Timing(float(slowest.mean()), float(np.median(slowest)), timed, recorded.world, recorded.elsewhere)
+    modules = {"elsewhere": recorded.elsewhere, "others": recorded.others}
+    return Timing(float(slowest.mean()), float(np.median(slowest)), timed, recorded.world, **modules)
 
 
 def replay(
@@ -266,13 +289,54 @@ def _joined(turns: list[list[list]], in_turn: bool) -> list[list]:
 
 
 def loaders_alike(ranks: list[dict]) -> list[list[dict]]:
-    """Corresponding data loaders of all ranks: those with indices over data of the same size, in order of creation."""
+    """Corresponding data loaders of all ranks: those with indices over data of the same size, in order of creation.
+
+    Those of which each rank has another part of the same data (Subset) count as loaders of all of it.
+    """
     by_kind: dict[tuple, list[dict]] = {}
     for rank in ranks:
         for loader in rank["loaders"]:
             if loader["indexed"]:
                 by_kind.setdefault((loader["size"], loader["ordinal"]), []).append(loader)
-    return list(by_kind.values())
+    divided = _divided_by_hand(ranks, list(by_kind.values()))
+    taken = {id(loader) for same in divided for loader in same}
+    others = ([loader for loader in same if id(loader) not in taken] for same in by_kind.values())
+    return [*filter(None, others), *([_of_the_whole(loader) for loader in same] for same in divided)]
+
+
+def _divided_by_hand(ranks: list[dict], groups: list[list[dict]]) -> list[list[dict]]:
+    """Corresponding loaders of which each rank goes through another part of as many samples, in order of creation.
+
+    groups: loaders over data of the same size. Where all ranks have the same samples, or a sampler divides what each
+    has, these are no parts.
+    """
+    alike = [same for same in groups if len(same) == len(ranks) and len({loader["subset"] for loader in same}) == 1]
+    known = {id(loader) for same in alike for loader in same}
+    by_whole: dict[tuple, list[dict]] = {}
+    for rank in ranks:
+        counts: Counter = Counter()
+        for loader in rank["loaders"]:
+            if loader["indexed"] and loader.get("part") and id(loader) not in known and goes_through_all(loader):
+                kind = loader["part"]["size"], loader["trains"]
+                by_whole.setdefault((*kind, counts[kind]), []).append(loader)
+                counts[kind] += 1
+    complete = [same for same in by_whole.values() if len(same) == len(ranks)]
+    return [same for same in complete if len({loader["subset"] for loader in same}) > 1]
+
+
+def goes_through_all(loader: dict) -> bool:
+    """Whether an epoch of a loader has nearly as many samples as its data set, so that no sampler divides these."""
+    own = loader.get("own", loader)
+    samples = (loader["length"] or 0) * len(next(iter(own["batches"][0]), []))
+    return bool(own["size"]) and samples > 0.75 * own["size"]
+
+
+def _of_the_whole(loader: dict) -> dict:
+    """A loader over a part of data as one over all of it, with indices there; `own` has what it is over the part."""
+    part, own = loader["part"], {name: loader[name] for name in ("size", "batches", "subset")}
+    given = loader.get("chosen") or [own["size"], own["subset"]]
+    whole = {"size": part["size"], "batches": part["batches"], "subset": None, "chosen": given}
+    return loader | whole | {"divided": True, "own": own}
 
 
 def _turns(loaders: list[dict], epoch: int) -> list[list[list[int]]]:
@@ -440,7 +504,7 @@ def _read(folder: Path, exit_code: int, log: Path | None, of_one: bool = False) 
     for failed in (each["notes"]["failed"] for each in processes if each.get("notes", {}).get("failed")):
         raise RunFailed(f"the command could not be recorded: {failed}")
     for each in processes:  # one that was killed may not have recorded the weights after its last step
-        each["steps"] = [step for step in each["steps"] if "hashes" in step]
+        each["steps"] = [step for step in each["steps"] if not isinstance(step, dict) or "hashes" in step]
     rank_of = {each["pid"]: each["rank"] for each in processes if each["steps"]}
     # A process that a rank started is no rank, unless it was given a number of its own, as by Lightning.
     ranks_alone = [each for each in processes if each["steps"] and rank_of.get(each["parent"]) != each["rank"]]
@@ -466,7 +530,11 @@ def _read(folder: Path, exit_code: int, log: Path | None, of_one: bool = False) 
             " each other, and each trains a model of its own; call init_process_group in each, with the number of ranks"
         )
     if ranks != list(range(trained[0]["world"])):
-        raise RunFailed(f"of {trained[0]['world']} ranks, only these did a step: {', '.join(map(str, ranks))}")
+        says = f"of {trained[0]['world']} ranks, only these did a step: {', '.join(map(str, ranks))}"
+        if _others_are_idle(trained[0], processes, trained[0]["world"] - len(ranks)):
+            says += "; the others compute gradients, and keep the weights with which they began"
+            raise OthersIdle(says, trained[0]["steps"][0].get("line", ""))
+        raise RunFailed(says)
     for each in trained:
         _tell_samples(each)
     return Recording(folder, trained, exit_code, log)
@@ -482,6 +550,16 @@ def _tell_samples(rank: dict) -> None:
         for call in calls:
             if call["model"] == model:
                 call["rows"] = [call["rows"], *call.pop("others", ())][place]
+
+
+def _others_are_idle(first: dict, processes: list[dict], count: int) -> bool:
+    """Whether so many processes took part in the first rank's steps, and changed no weights, unlike that one."""
+    idle = [each["idle"] for each in processes if not each["steps"] and each.get("idle")]
+    if len(idle) < count:  # as always where steps are only timed
+        return False
+    passes = sum(len(step["losses"]) for step in first["steps"][:-1])  # in the last step one may have failed
+    took_part = [each for each in idle if each["passes"] >= max(passes, 2) and not each["changed"]]
+    return len(took_part) == count and first["steps"][-1]["hashes"] != first["initial"]["hashes"]
 
 
 def _first_failure(folder: Path) -> str:
