@@ -14,14 +14,14 @@ from lockstep.config.configuration import Config
 from lockstep.config.kinds import Kind
 
 # Files that do not decide the result of a training: they read the configuration (a rule has the resolved settings as a
-# parameter), or name, fetch, watch, report or end something.
+# parameter), or name, fetch, watch, report or end something. What they import is looked at only if others import it.
 TELLING = (
     *("caches.py", "cli.py", "errors.py", "paths.py", "provenance.py", "data/hub.py"),
     *("config/configuration.py", "config/containers.py", "config/keys.py", "config/nested.py", "config/reading.py"),
     *("config/row.py", "config/schema.py", "config/sections.py", "config/tracking.py", "rank/by_hand.py"),
-    *("rank/drawing.py", "rank/environment.py", "rank/losses.py", "rank/profiling.py", "rank/ray_cluster.py"),
-    *("rank/ray_worker.py", "run/hand.py", "run/journal.py", "run/lifetime.py", "run/refusals.py"),
-    *("run/trackers.py", "run/training_log.py", "run/watcher.py"),
+    *("rank/drawing.py", "rank/environment.py", "rank/losses.py", "rank/main.py", "rank/profiling.py"),
+    *("rank/ray_cluster.py", "rank/ray_worker.py", "run/hand.py", "run/journal.py", "run/lifetime.py"),
+    *("run/refusals.py", "run/trackers.py", "run/training_log.py", "run/watcher.py"),
 )
 # Files that decide the result from outside the ranks: how they are started, with which environment, and how their files
 # become a record. Below, files that decide the verdict of a trial, or a profile.
@@ -70,7 +70,8 @@ def training_files(strategy: str, task: str, kind: Kind = Kind.TIMED) -> list[st
     These are the files that each rank imports, those that make data and plan, and AROUND, without TELLING, and without
     the files of packages, which hold no code (tests/test_rooms.py).
     """
-    roots = (paths.TRAIN, registry.path(strategy), registry.task_path(task))
+    session = paths.SCRIPTS / "lockstep" / "rank" / "session.py"  # rank/main.py, which only tells, imports it
+    roots = (paths.TRAIN, session, registry.path(strategy), registry.task_path(task))
     before = tuple(paths.SCRIPTS / f"{name}.py" for name in ("prepare", "plan"))
     files = _files((*roots, *before), TELLING, (*AROUND, *OF_A_KIND.get(kind, ())), Path.cwd())
     return [file for file in files if Path(file).name != "__init__.py"]
