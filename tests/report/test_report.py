@@ -461,6 +461,15 @@ def test_a_cause_is_named_where_two_ways_of_finding_it_agree(ours, said):
         assert twice.en.startswith("A step of slow takes 45 ms longer than fast's")
 
 
+def test_a_cause_is_named_where_no_gpu_could_hold_another_row_s_model_twice():
+    profiles = {"slow": profiled(0.050, 0.030, 0.024), "fast": profiled(0.020, 0.0, 0.0)}
+    steps = {"slow": 0.05, "fast": 0.02}
+    known = reasons.because("slow", "fast", profiles, steps)
+    profiles["single"] = profiled(0.03, 0.0, None)
+    assert reasons.because("slow", "fast", profiles, steps) == known
+    assert known.en
+
+
 @pytest.mark.parametrize(
     ("seconds", "said"), [([0.0012], "1.2"), ([0.0012, 0.00118], "1.2"), ([0.0025, 0.0015], "1.5 to 2.5")]
 )
