@@ -294,7 +294,7 @@ def test_a_strategy_s_bytes_and_shares_are_those_that_its_file_declares(name):
     else:
         assert (found.each, found.once) == (links[True], links[False])
     assert found.frozen == sum(each["bytes"] / 2 for each in sent if each["numbers"] == "weights")
-    assert set(found.shares) == set(registry.first(strategy, "SHARDS", options) or ())
+    assert set(found.sharded) == set(registry.first(strategy, "SHARDS", options) or ())
 
 
 def test_strategies_stand_in_the_order_of_their_time_and_what_does_not_fit_is_told(which, tmp_path):

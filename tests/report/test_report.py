@@ -426,7 +426,7 @@ def test_where_single_is_not_shown_slower_it_is_what_to_use(results):
 
 def share(summary) -> str:
     """What the first sentence says of the cores that single has, where it has not all of them."""
-    of_cores = conditions.baseline_share(summary)
+    of_cores = conditions.baseline_cores(summary)
     return f" on {of_cores[1]} of the {of_cores[2]} cores" if of_cores else ""
 
 

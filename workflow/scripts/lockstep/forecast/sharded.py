@@ -56,7 +56,7 @@ class Strategy:
     each: int = 0
     once: int = 0
     frozen: int = 0
-    shares: tuple[str, ...] = ()
+    sharded: tuple[str, ...] = ()
     copy: int = 0
     buckets: float = 0
     whole: bool = False
@@ -67,11 +67,11 @@ class Strategy:
 # in fp32, clone their share of them, and have a bucket of 5e8 numbers (reduce_bucket_size).
 ZERO = {"copy": 4, "buckets": 4 * 5e8}
 STRATEGIES = {
-    "fsdp": Strategy(each=3 * WEIGHT, frozen=2 * WEIGHT, shares=("weights", "gradients", "optimizer")),
+    "fsdp": Strategy(each=3 * WEIGHT, frozen=2 * WEIGHT, sharded=("weights", "gradients", "optimizer")),
     "ddp": Strategy(once=8),
-    "zero_redundancy": Strategy(once=12, shares=("optimizer",), whole=True),
-    "deepspeed_1": Strategy(once=2 * WEIGHT + 4, shares=("optimizer",), **ZERO),
-    "deepspeed_2": Strategy(each=2 * WEIGHT, once=4, shares=("gradients", "optimizer"), **ZERO),
+    "zero_redundancy": Strategy(once=12, sharded=("optimizer",), whole=True),
+    "deepspeed_1": Strategy(once=2 * WEIGHT + 4, sharded=("optimizer",), **ZERO),
+    "deepspeed_2": Strategy(each=2 * WEIGHT, once=4, sharded=("gradients", "optimizer"), **ZERO),
     "single": Strategy(),
 }
 MANY = [name for name in STRATEGIES if name != "single"]  # those of several GPUs
@@ -243,7 +243,7 @@ def kept(shape: Shape, run: Run) -> float:
     """The bytes that each GPU keeps for weights, gradients and optimizer."""
     strategy = STRATEGIES[run.strategy]
     found = shape.weights * sum(
-        size / run.gpus if name in strategy.shares else size for name, size in states(run).items()
+        size / run.gpus if name in strategy.sharded else size for name, size in states(run).items()
     )
     if run.lora:
         return found
