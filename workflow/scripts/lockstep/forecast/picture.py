@@ -50,7 +50,7 @@ def figure(marks: list[Mark], capacity: float | None, without: dict[str, str]) -
         axes.axhline(capacity, linestyle="--", color=GREY, linewidth=1)
         there = {"xycoords": ("axes fraction", "data"), "va": "bottom", "fontsize": 8}
         axes.annotate(say("memory_there").en, (0.01, capacity), **there)
-    places = apart([mark.gib / top for mark in ordered], LINE / height)
+    places = spread([mark.gib / top for mark in ordered], LINE / height)
     for number, (mark, place) in enumerate(zip(ordered, places, strict=True)):
         colour = COLOURS[0] if mark.fits else GREY
         if mark.low is not None:
@@ -83,7 +83,7 @@ def label(mark: Mark) -> str:
     return numbers if mark.fits else f"{numbers}, does not fit"
 
 
-def apart(wanted: list[float], gap: float) -> list[float]:
+def spread(wanted: list[float], gap: float) -> list[float]:
     """Places from 0 to 1 that are near the wanted ones, in their order, and at least `gap` apart if there is room."""
     gap = min(gap, 1 / max(len(wanted), 1))
     places: list[float] = []

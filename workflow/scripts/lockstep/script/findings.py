@@ -377,11 +377,11 @@ def _other_buffers(one: Recording, other: Recording, rounding: list[tuple[float,
         differing = [name for name in names if not np.array_equal(mine[name], its[name], equal_nan=True)]
         if not differing:  # also where both have a mask of infinities
             continue
-        apart = np.linalg.norm([np.subtract(mine[name], its[name])[1:] for name in differing])
+        distance = np.linalg.norm([np.subtract(mine[name], its[name])[1:] for name in differing])
         movements = np.nan_to_num([np.subtract(its[name], began[name])[1:] for name in names], posinf=0, neginf=0)
         moved = np.linalg.norm(movements) or np.linalg.norm([its[name][0] for name in differing])
         limit = ABOVE_FLOOR * max(SMALLEST_ELSE, rounding[min(step, len(rounding) - 1)][1])
-        if not apart <= limit * moved:
+        if not distance <= limit * moved:
             says = f"the weights are the same, and buffers are not: {_listed(differing)}"
             return [Finding("buffer", DIFFERENT, says, step=step + 1, line=_line(one, step))]
     return []
@@ -754,8 +754,8 @@ def _drifting(recorded: Recording) -> list[Finding]:
             if not names:
                 continue
             gradients = rank["steps"][step]["gradients"]
-            apart = [name for name in gradients if not _alike(gradients[name], first["gradients"].get(name))]
-            theirs = [name for name in apart if name not in own]
+            differing = [name for name in gradients if not _alike(gradients[name], first["gradients"].get(name))]
+            theirs = [name for name in differing if name not in own]
             if theirs:
                 says = f"gradients are not averaged over ranks, so their weights drift apart: {_listed(theirs)}"
                 do = (
@@ -1286,10 +1286,10 @@ def _other_parts(recorded: Recording, alone: Recording, floor: Recording, step: 
     """
     names = sorted(_compared(recorded, alone, floor, step))
     mine, its, reversed_ = (_gradients(each, step, names)[:, 1:] for each in (recorded, alone, floor))
-    own, apart, rounding = (np.linalg.norm(each, axis=1) for each in (its, mine - its, reversed_ - its))
+    own, distance, rounding = (np.linalg.norm(each, axis=1) for each in (its, mine - its, reversed_ - its))
     smallest = _smallest(recorded)
     least = np.linalg.norm(its) * (ROUNDED if smallest == SMALLEST_ELSE else ABOVE_FLOOR * smallest)
-    differs = apart > np.maximum(np.maximum(PART * own, ABOVE_FLOOR * rounding), least)
+    differs = distance > np.maximum(np.maximum(PART * own, ABOVE_FLOOR * rounding), least)
     return [name for name, each in zip(names, differs, strict=True) if each]
 
 
