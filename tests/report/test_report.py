@@ -70,7 +70,9 @@ def gathered(results: Path, **changes) -> tuple[Summary, dict[str, dict]]:
 
 def first_lines(summary: Summary) -> list[str]:
     """The report's first lines."""
-    return [line.en for line in headline.lines(summary)]
+    lines = [line.en for line in headline.lines(summary)]
+    assert len(lines[0].split()) <= 25, "the answer is one short sentence; all else stands below it"
+    return lines
 
 
 def made(results: Path, **changes) -> tuple[Summary, dict[str, dict], str]:
