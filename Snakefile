@@ -26,7 +26,7 @@ if not (HERE / "workflow" / "scripts" / "lockstep").is_dir():
     sys.exit(2)
 sys.path.insert(0, str(HERE / "workflow" / "scripts"))
 
-from lockstep import inside_snakemake, paths, trust
+from lockstep import inside_snakemake, paths, remaking, trust
 from lockstep import workflow as lockstep
 from lockstep.analysis import decision
 from lockstep.config import containers, reading

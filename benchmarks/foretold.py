@@ -157,9 +157,9 @@ def _configuration(case: Case, rows: list[str] | None) -> dict:
     merged = json.loads(json.dumps(COMMON))
     for section, keys in case.keys.items():
         merged[section] = merged.get(section, {}) | keys
-    apart = case.rate is not None
-    merged["hardware"] = {"device": "cpu", "processes": 1 if apart else case.ranks, "threads": 1, "oversubscribe": True}
-    merged["hardware"] |= {"nodes": case.ranks if apart else 1}
+    alone = case.rate is not None
+    merged["hardware"] = {"device": "cpu", "processes": 1 if alone else case.ranks, "threads": 1, "oversubscribe": True}
+    merged["hardware"] |= {"nodes": case.ranks if alone else 1}
     wanted = {name: row for name, row in (case.single | case.rows).items() if not rows or name in rows}
     others = reading.read([Path(reading.DEFAULT)]).rows
     return merged | {"rows": dict.fromkeys(others) | wanted}

@@ -52,8 +52,8 @@ def main() -> int:
 
 def distance(measured: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> float:
     """How far updates are from the reference's, as a share of the norm of these."""
-    apart = sum((measured[name] - reference[name]).square().sum() for name in reference)
-    return float((apart / sum(update.square().sum() for update in reference.values())).sqrt())
+    squared = sum((measured[name] - reference[name]).square().sum() for name in reference)
+    return float((squared / sum(update.square().sum() for update in reference.values())).sqrt())
 
 
 def updates(processes: int, **case) -> dict[str, torch.Tensor]:

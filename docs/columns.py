@@ -24,7 +24,7 @@ def table(language: str) -> str:
         files = "both" if each_run else "summary.csv"
         of = {"both": {"en": "both", "zh": "两者"}, "summary.csv": {"en": "summary.csv", "zh": "summary.csv"}}[files]
         unit = "" if column.factor != 1 else column.unit  # files have shares as shares
-        kind = TYPES[language][column.digits is None and column.measure is None and column.key not in columns.COUNTS]
+        kind = TYPES[language][column.digits is None and column.measure is None and not column.whole]
         lines.append(_line(column.key, of[language], kind, unit, getattr(meaning(column.key), language)))
         for end, words in zip(column.ends, ENDS[language], strict=False):
             lines.append(_line(end, "summary.csv", kind, unit, words.format(column.key)))
@@ -32,7 +32,7 @@ def table(language: str) -> str:
             lines.append(_line(column.former, "summary.csv", kind, unit, FORMER[language].format(column.key)))
     beside = [name for name in paper.ABOUT_RUN if name not in columns.BY_KEY]
     for name in beside:
-        kind = TYPES[language][name not in columns.COUNTS]
+        kind = TYPES[language][name not in paper.NUMBERS]
         unit = "s" if name.endswith("_seconds") else ""
         lines.append(_line(name, "runs.csv", kind, unit, getattr(meaning(name), language)))
     return "\n".join(lines) + "\n"

@@ -6,10 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from catalogue import __main__ as program
 from catalogue import meshes, proving, table, zero_muon
-from lockstep.config import reading
+from lockstep.config import reading, registry
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, write_json
 from lockstep.proof.verdicts import WRONG as WRONG_VERDICTS
@@ -160,6 +161,15 @@ def test_the_page_shows_what_is_kept_and_says_why_anything_in_it_is_wrong():
 
 
 NO_MUON = dict.fromkeys(("pp", "deepspeed"), "optimizer: muon")
+
+
+def test_each_strategy_has_a_row_to_accept_a_machine_or_is_named_as_one_without():
+    text = table.ROWS.read_text(encoding="utf-8")
+    strategies = {row["strategy"] for row in yaml.safe_load(text)["rows"].values() if row}
+    without = set(registry.ours()) - strategies
+    assert without == {"tp", "pp", "cp", "script"}
+    _, _, about = text.partition("Four strategies have no row")
+    assert without <= set(re.findall(r"\w+", about.partition("\ndata:")[0]))
 
 
 @pytest.mark.parametrize("kind", meshes.KINDS)

@@ -41,7 +41,7 @@ def test_slow_tests_are_run_every_night():
 # Of what images are made of, or what tests in them start.
 OF_CONTAINERS = (
     *("docker/Dockerfile", ".dockerignore", "requirements.txt", "requirements-dev.txt", "CITATION.cff", "Snakefile"),
-    *("workflow/rules/common.smk", "workflow/scripts/self_test.py", "workflow/scripts/lockstep/workflow.py"),
+    *("workflow/rules/common.smk", "workflow/scripts/self_test.py", "workflow/scripts/lockstep/remaking.py"),
     *("workflow/scripts/lockstep/config/row.py", "workflow/scripts/lockstep/strategies/ddp.py", "tests/conftest.py"),
 )
 OTHERS = ("docs/guide/words.md", ".ci/containers-passed")  # the latter is where .ci/run looks for the commit

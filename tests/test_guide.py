@@ -92,6 +92,7 @@ def anchors(page: Path) -> set[str]:
 def test_links_lead_to_pages_of_the_same_language_and_to_headings_that_are_there(page):
     chinese = ".zh" in page.suffixes or "zh-CN" in page.name
     links = re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text(encoding="utf-8"))
+    assert links, "the expression finds none"
     for name, anchor in links:
         target = page if not name else (page.parent / name).resolve()
         assert target.exists(), name

@@ -592,11 +592,11 @@ def test_the_page_has_every_record_under_its_hardware():
     assert board.markdown([], "2.13.0") == "There is none yet.\n"
 
 
-def test_a_strangers_words_are_no_markup_on_the_page():
-    stranger = made("1", {"ddp": FAST})
-    stranger.machine["cpu"] = "X <script>alert(1)</script> | `y`\n### more"
-    stranger.manifest["command"] = "make `x` | <b>"
-    text = board.markdown([stranger], "2.13.0")
+def test_words_of_others_are_no_markup_on_the_page():
+    theirs = made("1", {"ddp": FAST})
+    theirs.machine["cpu"] = "X <script>alert(1)</script> | `y`\n### more"
+    theirs.manifest["command"] = "make `x` | <b>"
+    text = board.markdown([theirs], "2.13.0")
     assert r"\<script\>" in text
     assert "\n### " not in text
     assert "`make  x  / <b>`" in text

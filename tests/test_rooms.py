@@ -15,7 +15,7 @@ ORDER = (
     *("errors", "paths", "files", "caches", "stats", "terminal", "provenance", "nvml"),
     *("config", "data", "model", "tasks", "strategies", "run", "rank", "session"),
     *("columns", "analysis", "proof", "evaluation", "report", "frames", "records", "script", "forecast"),
-    *("cli", "trust", "tuning", "network", "inside_snakemake", "workflow", "view", "outside"),
+    *("cli", "trust", "tuning", "network", "inside_snakemake", "remaking", "workflow", "view", "outside"),
 )
 
 

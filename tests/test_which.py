@@ -294,7 +294,7 @@ def test_a_strategy_s_bytes_and_shares_are_those_that_its_file_declares(name):
     else:
         assert (found.each, found.once) == (links[True], links[False])
     assert found.frozen == sum(each["bytes"] / 2 for each in sent if each["numbers"] == "weights")
-    assert set(found.shares) == set(registry.first(strategy, "SHARDS", options) or ())
+    assert set(found.sharded) == set(registry.first(strategy, "SHARDS", options) or ())
 
 
 def test_strategies_stand_in_the_order_of_their_time_and_what_does_not_fit_is_told(which, tmp_path):
@@ -694,12 +694,12 @@ def mark(row: str, gib: float, fits: bool = True, low: float | None = 9.0) -> Ma
 
 def test_a_picture_s_labels_are_apart_and_in_the_order_of_their_marks():
     wanted = sorted([0.1, 0.11, 0.111, 0.5, 0.97, 0.98, 0.99])
-    places = picture.apart(wanted, 0.08)
+    places = picture.spread(wanted, 0.08)
     assert all(after - before >= 0.08 - 1e-9 for before, after in itertools.pairwise(places))
     assert min(places) >= 0
     assert max(places) <= 1
-    assert picture.apart([0.2, 0.8], 0.1) == [0.2, 0.8]
-    crowded = picture.apart([0.5] * 30, 0.08)  # there is no room for such gaps
+    assert picture.spread([0.2, 0.8], 0.1) == [0.2, 0.8]
+    crowded = picture.spread([0.5] * 30, 0.08)  # there is no room for such gaps
     assert crowded == sorted(crowded)
     assert (min(crowded) >= -1e-9, max(crowded) <= 1) == (True, True)
 

@@ -223,8 +223,8 @@ def test_speed_up_and_utilisation_are_per_device(two_gpus, results, scripts, mon
     assert both["mfu"] / alone["mfu"] == pytest.approx(0.8)
     about = {"matmul": "highest"}, {"gpus": ["Pretended GPU"]}, None
     assert metrics.peak_of(checked.rows["dataparallel"], *about)[0] == 2
-    apart = parse(ddp={"strategy": "ddp", "nodes": 2}).rows["ddp"]
-    assert metrics.peak_of(apart, *about)[0] == 4  # of all nodes
+    on_two_nodes = parse(ddp={"strategy": "ddp", "nodes": 2}).rows["ddp"]
+    assert metrics.peak_of(on_two_nodes, *about)[0] == 4  # of all nodes
     told = ("memory_by_gpu_mb", "reserved_by_gpu_mb", "nvml_memory_by_gpu_mb", "utilisation_by_gpu", "sm_mhz_by_gpu")
     assert [alone[name] for name in told] == ["10", None, "900", "91", "1410"]
     assert [both[name] for name in told] == ["10 + 20", None, None, "91 / 80", "1410 / 1395"]

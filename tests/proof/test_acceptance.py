@@ -161,9 +161,9 @@ def running_in(place) -> list[str]:
     return inside
 
 
-def test_on_a_gpu_the_gpu_is_proven(place, tmp_path_factory):
+def test_on_a_gpu_the_gpu_is_proven(place):
     """Forks must open NVML again, and may not fall back to the CPU."""
-    variables = pretended.machine(place, 1, pretended.libraries(tmp_path_factory.mktemp("libraries")))
+    variables = pretended.machine(place, 1, pretended.libraries())
     place.path("config/gpu.yaml").write_text("model: {hidden_size: 32, layers: 1, heads: 2}\n")
     finished, found = accept(place, 5, **variables)
     assert finished.returncode == 1, finished.stderr

@@ -19,6 +19,7 @@ GPU = torch.device("cuda", 0)
         ({"strategy": "single"}, 12),
         ({"strategy": "ddp"}, 12),
         ({"strategy": "ddp", "optimizer": "sgd"}, 4),
+        ({"strategy": "ddp", "optimizer": "muon"}, 8),
         ({"strategy": "ddp", "precision": "bf16"}, 6),
         ({"strategy": "fsdp"}, 3),
         ({"strategy": "fsdp", "replicate": 2}, 3),  # at least; each of its two groups of two has all of it

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -78,6 +79,26 @@ def test_on_a_gpu_a_kernel_counts_for_the_part_that_launched_it():
 def test_several_steps_are_averaged():
     trace = [*MARKS, mark("step", 40), mark("forward", 45), mark("step", 60), event("aten::mm", 45, 55)]
     assert split(trace)["forward"] == pytest.approx(0.005)
+
+
+@pytest.mark.parametrize(
+    ("here", "elsewhere", "compared"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_a_model_that_one_gpu_can_t_hold_is_compared_with_none(monkeypatch, here, elsewhere, compared):
+    """All ranks must agree, as their numbers are gathered; GPUs may differ."""
+
+    def alone(replay):
+        if not here:
+            raise torch.OutOfMemoryError("as on a GPU")
+        return np.array([0.1, 0.2])
+
+    def all_gather(values):
+        return torch.stack([values, torch.tensor([float(elsewhere)])])
+
+    monkeypatch.setattr(profiling, "_alone", alone)
+    strategy = SimpleNamespace(world=SimpleNamespace(device=torch.device("cpu")), all_gather=all_gather)
+    found = profiling._alone_if_it_fits(SimpleNamespace(training=SimpleNamespace(strategy=strategy)))
+    assert (found is not None) == compared
 
 
 class Everything(single.Strategy):

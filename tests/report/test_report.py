@@ -70,7 +70,9 @@ def gathered(results: Path, **changes) -> tuple[Summary, dict[str, dict]]:
 
 def first_lines(summary: Summary) -> list[str]:
     """The report's first lines."""
-    return [line.en for line in headline.lines(summary)]
+    lines = [line.en for line in headline.lines(summary)]
+    assert len(lines[0].split()) <= 25, "the answer is one short sentence; all else stands below it"
+    return lines
 
 
 def made(results: Path, **changes) -> tuple[Summary, dict[str, dict], str]:
@@ -426,7 +428,7 @@ def test_where_single_is_not_shown_slower_it_is_what_to_use(results):
 
 def share(summary) -> str:
     """What the first sentence says of the cores that single has, where it has not all of them."""
-    of_cores = conditions.baseline_share(summary)
+    of_cores = conditions.baseline_cores(summary)
     return f" on {of_cores[1]} of the {of_cores[2]} cores" if of_cores else ""
 
 
@@ -459,6 +461,15 @@ def test_a_cause_is_named_where_two_ways_of_finding_it_agree(ours, said):
     if said:  # in terms of the rows' step times, which the page has everywhere
         twice = reasons.because("slow", "fast", profiles, {name: 1.5 * seconds for name, seconds in steps.items()})
         assert twice.en.startswith("A step of slow takes 45 ms longer than fast's")
+
+
+def test_a_cause_is_named_where_no_gpu_could_hold_another_row_s_model_twice():
+    profiles = {"slow": profiled(0.050, 0.030, 0.024), "fast": profiled(0.020, 0.0, 0.0)}
+    steps = {"slow": 0.05, "fast": 0.02}
+    known = reasons.because("slow", "fast", profiles, steps)
+    profiles["single"] = profiled(0.03, 0.0, None)
+    assert reasons.because("slow", "fast", profiles, steps) == known
+    assert known.en
 
 
 @pytest.mark.parametrize(

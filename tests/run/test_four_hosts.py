@@ -66,12 +66,12 @@ def test_the_rows_of_large_yaml_train_one_model_on_four_hosts(tmp_path):
     models = {row: load_file(folder / paths.MODEL / "model.safetensors") for row, folder in runs.items()}
     for row in ROWS[1:]:
         assert models[row].keys() == models["fsdp"].keys()
-        apart = max((models[row][name] - weight).abs().max() for name, weight in models["fsdp"].items())
-        assert apart < 1e-3, row
+        distance = max((models[row][name] - weight).abs().max() for name, weight in models["fsdp"].items())
+        assert distance < 1e-3, row
     checked = subprocess.run(
         [sys.executable, str(paths.SCRIPTS / "check.py"), "results"], cwd=place.folder, capture_output=True, text=True
     )
-    # The four hosts are one machine, so that each takes the ranks of the others for strangers.
+    # The four hosts are one machine, so that each takes the ranks of the others for other programs.
     breaches = checked.stdout.partition(f"{len(ROWS)} runs of {len(ROWS)} rows")[0].splitlines()
     assert breaches, checked.stdout + checked.stderr
     assert not [line for line in breaches if "it was disturbed: " not in line and "repetition" not in line], breaches

@@ -24,7 +24,7 @@ from tests.run.test_coordination import no_process_is_left, wait_for
 
 NODES = {"device": "cpu", "nodes": 3, "processes": 1, "oversubscribe": True, "endpoint": "127.0.0.1", "timeout": 5}
 # What the supervisor of another node does: it answers, and beats until the run is over, or node 0 is gone.
-FOLLOWING = """
+FOLLOWER = """
 import sys, time
 from pathlib import Path
 from lockstep.run import peers
@@ -96,7 +96,7 @@ def lead(tmp_path):
 @pytest.fixture
 def others(lead, tmp_path):
     """The processes of nodes 1 and 2, which are connected."""
-    processes = [started(FOLLOWING, str(tmp_path), str(number)) for number in (1, 2)]
+    processes = [started(FOLLOWER, str(tmp_path), str(number)) for number in (1, 2)]
     lead_until(lead, lambda: len(lead.joined) == 2)
     yield processes
     for process in processes:
@@ -145,7 +145,7 @@ def test_a_node_that_is_stopped_is_named_after_the_silence(lead, others, monkeyp
 
 def test_nodes_wait_while_node_0_looks_through_large_states(lead, tmp_path, monkeypatch):
     """To hash those of a model of 7B takes longer than the silence after which a node counts as gone."""
-    impatient = FOLLOWING.replace("lead = ", "peers.SILENCE = 3.0\nlead = ", 1)
+    impatient = FOLLOWER.replace("lead = ", "peers.SILENCE = 3.0\nlead = ", 1)
     with started(impatient, str(tmp_path), "1") as other:
         lead_until(lead, lambda: 1 in lead.joined)
         for module in (peers, coordination):  # or a busy machine's stall would be a node's silence
@@ -159,7 +159,7 @@ def test_nodes_wait_while_node_0_looks_through_large_states(lead, tmp_path, monk
 
 
 def test_what_a_node_told_before_it_ended_is_the_reason(lead, tmp_path):
-    failing = FOLLOWING.partition("while")[0] + "lead.say(phase=peers.FAILED, reason='no memory')"
+    failing = FOLLOWER.partition("while")[0] + "lead.say(phase=peers.FAILED, reason='no memory')"
     with started(failing, str(tmp_path), "1"), pytest.raises(RunFailed, match=r"^node 1: no memory$"):
         lead_until(lead, lambda: False)
     lead.joined[1].read()
@@ -184,11 +184,11 @@ def test_the_end_of_node_0_is_known_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("sent", STRANGE)
-def test_a_stranger_is_not_taken_for_a_node(lead, tmp_path, monkeypatch, sent):
+def test_another_program_is_not_taken_for_a_node(lead, tmp_path, monkeypatch, sent):
     monkeypatch.setattr(peers, "PROOF", 0.5)
-    with socket.create_connection((lead.listener.address, lead.listener.port)) as stranger:
-        stranger.sendall(STRANGE[sent])
-        lead_until(lead, lambda: is_closed(stranger), seconds=10)
+    with socket.create_connection((lead.listener.address, lead.listener.port)) as other:
+        other.sendall(STRANGE[sent])
+        lead_until(lead, lambda: is_closed(other), seconds=10)
     assert not lead.joined
 
 
@@ -209,7 +209,7 @@ def test_what_got_the_port_of_a_killed_node_0_is_not_taken_for_it(tmp_path, monk
 def test_a_number_is_one_nodes(lead, others, tmp_path):
     """Where files can't be locked; elsewhere the second is refused before it connects (test_coordination.py)."""
     first = lead.joined[1]
-    second = started(FOLLOWING, str(tmp_path), "1")
+    second = started(FOLLOWER, str(tmp_path), "1")
     lead_until(lead, lambda: second.poll() is not None)
     assert second.wait() == 1
     assert lead.joined[1] is first
@@ -288,12 +288,12 @@ def both(results):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.ci), 0])
-def test_a_run_outlives_strangers_and_ends_at_once_when_a_supervisor_is_killed(results, both, number):
+def test_a_run_outlives_other_programs_and_ends_at_once_when_a_supervisor_is_killed(results, both, number):
     listener = json.loads(paths.lead_file(results).read_text())
     with contextlib.ExitStack() as stack:
         for sent in STRANGE.values():
-            stranger = socket.create_connection((listener["address"], listener["port"]))
-            stack.enter_context(stranger).sendall(sent)
+            other = socket.create_connection((listener["address"], listener["port"]))
+            stack.enter_context(other).sendall(sent)
         wait_for(results, "ddp", 60, 1)
         assert [process.poll() for process in both] == [None, None]
     both[number].kill()

@@ -43,7 +43,7 @@ def rank_and_world():
 def note_start():
     """Record how this process was started, since a replay starts rank 0 in the same way.
 
-    At the signal LOCKSTEP_STACKS it writes where its threads are, also if they wait in code that is not Python's.
+    At the signal LOCKSTEP_STACKS it writes where its threads are, even if they wait in code that is not Python.
     """
     about = {
         "pid": os.getpid(),
@@ -60,7 +60,7 @@ def note_start():
 
 
 def write(about):
-    """Write what is known of this process. A reader never sees half of a file."""
+    """Write what is known of this process, so that a reader never sees half of a file."""
     _exits.clear()  # an exit before was caught
     rank, world = rank_and_world()
     about = {
@@ -151,7 +151,7 @@ _exits = []  # what sys.exit was last called with
 
 
 def watch_exits():
-    """Note the exit code that this process asks for from now on, which is not known any more when it ends."""
+    """Note the exit code that this process asks for from now on, since it is no longer known when the process ends."""
     usual = sys.exit
 
     def noted(code=None, /):
@@ -162,9 +162,9 @@ def watch_exits():
 
 
 def failure():
-    """By what error or exit code this process ends, to be asked at its end; empty if by none.
+    """The error or exit code with which this process ends; empty if there is none. Call it at the process's end.
 
-    An exception that a script catches itself is none. `raise SystemExit(1)` is not seen.
+    An exception that a script catches does not count. `raise SystemExit(1)` is not seen.
     """
     error = getattr(sys, "last_value", None)
     if error is not None:
@@ -179,7 +179,7 @@ def words_of(error):
 
 
 def write_failure(about):
-    """Write that this process fails, whether it has trained or only started what trains."""
+    """Write that this process fails, whether it trained or only started the processes that train."""
     rank, _ = rank_and_world()
     _write(f"failed.{os.getpid()}.json", {"rank": rank, "pid": os.getpid(), **about})
 
@@ -187,7 +187,7 @@ def write_failure(about):
 def follow_engine(module, state, done, begin=None):
     """Call begin(engine) before and done(engine) after each step of DeepSpeed's engine.
 
-    PyTorch's hooks are not called once for each of its steps. While the engine steps, state.engine is True.
+    PyTorch's hooks may not be called once for each of the engine's steps. While it steps, state.engine is True.
     """
     engine = module.DeepSpeedEngine
     step = engine.step

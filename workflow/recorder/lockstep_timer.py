@@ -81,7 +81,7 @@ def _at_exit():
 
 
 def change_torch(module):
-    """Called once PyTorch is imported."""
+    """Add the timer to PyTorch. Called as soon as PyTorch is imported."""
     from torch.optim import optimizer
 
     processes.note_start()

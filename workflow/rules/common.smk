@@ -43,7 +43,7 @@ def code(script, strategy=None):
     """A script and all files of Lockstep that it imports, with its strategy's and task's files; editing one of them runs
     the rule again."""
     task = CONFIG.task if strategy or script in OF_A_TASK else None
-    return lockstep.code_files(script, strategy, task)
+    return remaking.code_files(script, strategy, task)
 
 
 def training_input(run, result):
@@ -55,16 +55,16 @@ def training_input(run, result):
     files = [READY, plan, about]
     return (
         files
-        if lockstep.any_newer(training_code(run), result)
+        if remaking.any_newer(training_code(run), result)
         else [ancient(file) for file in files]
     )
 
 
 def training_code(run):
     """The code and data whose change makes a run's result or verdict out of date, including those of `prepare`."""
-    return lockstep.training_files(
+    return remaking.training_files(
         run.strategy, CONFIG.task, run.kind
-    ) + lockstep.data_files(CONFIG)
+    ) + remaking.data_files(CONFIG)
 
 
 def image(row):

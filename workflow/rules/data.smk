@@ -4,7 +4,7 @@
 rule prepare:
     input:
         code=code("prepare"),
-        data=lockstep.data_files(CONFIG),
+        data=remaking.data_files(CONFIG),
     output:
         READY,
         MISSING,

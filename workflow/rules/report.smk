@@ -9,7 +9,7 @@ rule report:
         paths.peak_file(RESULTS),
         paths.predictions_file(RESULTS),
         code=code("report"),
-        templates=lockstep.templates(),
+        templates=remaking.templates(),
     output:
         report(
             REPORT / paths.PAGE,

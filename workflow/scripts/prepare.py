@@ -79,10 +79,10 @@ def require_numbers(model, name: str) -> None:
 
 def look_at_padding(model, samples, asked: Model, notes: list[str]) -> None:
     """Add a note, or for a pretrained model raise BadInput, if padding changes a sample's scores."""
-    share = padding.influence(model, samples)
-    if not share:
+    change = padding.influence(model, samples)
+    if not change:
         return
-    finding = f"padding changes a text's scores by up to {share:.2g} of the largest score"
+    finding = f"padding changes a text's scores by up to {change:.2g} of the largest score"
     if not asked.file:
         raise BadInput(
             f"model.name: {asked.name}: {finding}. It may need padding on the left, or ignore attention_mask. Name"

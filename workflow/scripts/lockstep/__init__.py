@@ -21,8 +21,9 @@ strategies are loaded by name (config/registry.py), so adding one means adding a
     frames, records/    a results folder as pandas frames, for notebooks; results to pass on, and a board of them
     script/      proofs and gates of users' own scripts
     forecast/    how much memory and time a row takes, before it runs
-    cli, trust, tuning, network, workflow    the base of commands; checks before Snakemake; two searches; the
-                 Snakefile's helpers (inside_snakemake: where they use more than it documents)
+    cli, trust, tuning, network    the base of commands; checks before Snakemake; two searches
+    inside_snakemake, remaking, workflow    where Snakemake is used beyond what it documents; what makes a rule run
+                 again; the Snakefile's other helpers
     view/        the terminal view while Snakemake works
     outside      the command where there is no clone
 """
@@ -49,6 +50,6 @@ sys.excepthook = _say_interrupted
 
 def load(folder="results"):
     """A results folder as pandas frames and pictures, for notebooks (lockstep/frames.py)."""
-    import lockstep.frames  # not `from`: workflow.py follows that, and every rank would depend on the report
+    import lockstep.frames  # not `from`: remaking.py follows that, and every rank would depend on the report
 
     return lockstep.frames.load(folder)

@@ -32,7 +32,8 @@ class Column:
 
     A run here is a Tested (run/record.py). A value is None if a device does not report it.
 
-    digits: after the decimal point, for display; None for a word. factor: applied before display.
+    digits: after the decimal point, for display; None for a word. whole: whether files have a whole number without
+    digits. factor: applied before display.
     least, most: the valid range, which `check.py` checks. ends: the columns with the ends of its interval.
     shown: where the page shows it. alike: whether to show it even if all rows have the same value. terminal: 0 if a
     terminal always shows it, otherwise its position in the order in which narrow terminals drop columns; None: never.
@@ -44,6 +45,7 @@ class Column:
     ran: Callable[[Tested], object] | None = None
     measure: Callable[[Tested], float | None] | None = None
     digits: int | None = None
+    whole: bool = False
     unit: str = ""
     factor: float = 1
     least: float = 0
@@ -210,7 +212,7 @@ COLUMNS = (
     Column("strategy", asked=lambda row: row.strategy),
     Column("division", asked=lambda row: row.division, shown=ON_DEMAND, alike=False),
     Column("device", asked=lambda row: row.hardware.device),
-    Column("world_size", asked=lambda row: row.hardware.devices, ran=lambda run: run.world_size, least=1),
+    Column("world_size", asked=lambda row: row.hardware.devices, ran=lambda run: run.world_size, whole=True, least=1),
     Column(
         "devices",
         asked=lambda row: device_count(asdict(row.hardware)),
@@ -219,7 +221,7 @@ COLUMNS = (
         least=1,
         shown=ON_DEMAND,
     ),
-    Column("nodes", asked=lambda row: row.hardware.nodes, least=1),
+    Column("nodes", asked=lambda row: row.hardware.nodes, whole=True, least=1),
     Column(
         "precision",
         asked=lambda row: row.precision,
@@ -228,13 +230,19 @@ COLUMNS = (
         alike=False,
         terminal=5,
     ),
-    Column("global_batch", asked=lambda row: row.train.global_batch, ran=lambda run: run.global_batch, least=1),
+    Column(
+        "global_batch",
+        asked=lambda row: row.train.global_batch,
+        ran=lambda run: run.global_batch,
+        whole=True,
+        least=1,
+    ),
     Column("repeats", digits=0, shown=AT_ONCE, terminal=10, best="highest"),
     Column("disturbed", digits=0, shown=AT_ONCE),
     Column("status", shown=AT_ONCE, alike=False, terminal=0),
     # Columns that only files have.
     Column("reason"),
-    Column("steps", ran=lambda run: run.steps, least=1),
+    Column("steps", ran=lambda run: run.steps, whole=True, least=1),
     Column("median_step_ms", measure=lambda run: 1000 * run.clock.step_seconds_median),
     Column("tokens_per_second", measure=_throughput("tokens_per_second")),
     Column("final_loss", measure=lambda run: run.losses[-1], least=-math.inf),
@@ -245,19 +253,6 @@ COLUMNS = (
 BY_KEY = {column.key: column for column in COLUMNS}
 # In the order of files: columns of the configuration come first.
 KEYS = [key for column in sorted(COLUMNS, key=lambda column: column.asked is None) for key in column.keys]
-# Columns of files alone that are numbers, and no measurements.
-COUNTS = (
-    "world_size",
-    "nodes",
-    "global_batch",
-    "steps",
-    "processes",
-    "threads",
-    "repetition",
-    "block",
-    "seed",
-    "wall_seconds",
-)
 MEASURED = [column for column in COLUMNS if column.measure]
 
 

@@ -34,7 +34,7 @@ def atomic_file(path: Path):
             yield temporary
             with temporary.open("rb") as stream:
                 os.fsync(stream.fileno())
-            share([temporary])
+            let_read([temporary])
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -54,7 +54,7 @@ def atomic_folder(path: Path):
             for file in files:
                 with file.open("rb") as stream:
                     os.fsync(stream.fileno())
-            share(files)
+            let_read(files)
             temporary.chmod(mode)  # copying a tree into it may have changed its mode
             if path.exists():
                 shutil.rmtree(path)
@@ -82,7 +82,7 @@ def link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def share(files: list[Path]) -> None:
+def let_read(files: list[Path]) -> None:
     """Give group and others the same permissions for these files as for any new file in their folder.
 
     safetensors creates files that only their owner can read. The usual permissions are read from a probe file, since
@@ -135,7 +135,7 @@ def seal(folder: Path, about: dict) -> None:
     Every file is synced to disk.
     """
     hashes, files = {}, sorted(file for file in folder.rglob("*") if file.is_file())
-    share(files)
+    let_read(files)
     for file in files:
         with file.open("rb") as stream:
             os.fsync(stream.fileno())

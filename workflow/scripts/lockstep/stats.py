@@ -62,8 +62,8 @@ class Ratio:
 
 
 def spread(values: list[float]) -> Spread:
-    shares = [0.25, 0.5, 0.75] if len(values) > FEW else [0, 0.5, 1]
-    low, median, high = np.quantile(values, shares).tolist()
+    at = [0.25, 0.5, 0.75] if len(values) > FEW else [0, 0.5, 1]
+    low, median, high = np.quantile(values, at).tolist()
     return Spread(median, low, high, len(values))
 
 

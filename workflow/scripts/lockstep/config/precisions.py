@@ -50,7 +50,8 @@ DECLARED = (
 )
 PRECISIONS = {precision.name: precision for precision in DECLARED}
 MIXED = tuple(precision.name for precision in DECLARED if precision.autocast)
-# The precision that `amp` stands for, by device. fp16 on a CPU is 10 to 17 times slower than fp32, hence bf16.
+# The precision that `amp` stands for, by device. More CPUs have instructions for bf16 than for fp16, without which each
+# takes several times as long as fp32 (docs/performance.md).
 AMP = {"cuda": "fp16", "cpu": "bf16"}
 
 

@@ -376,7 +376,7 @@ def drawn(rows: list[tuple[np.ndarray, ...]]) -> bytes:
     return images.encoded(Picture.fromarray(np.ascontiguousarray(pixels)))
 
 
-def shares(mask: np.ndarray, labels: list[str]) -> str:
+def fractions(mask: np.ndarray, labels: list[str]) -> str:
     """The share of each class in a mask, the largest first, such as "background 80 %, circle 20 %"."""
     known = mask[mask != IGNORED]
     counted = Counter(known.tolist()).most_common()

@@ -34,7 +34,7 @@ LAUNCH = paths.SCRIPTS / "launch.py"
 def measure(config: Config, row: Row, results: Path, copies: int) -> Alone:
     """Run `copies` of one rank of a row at the same time, with the data and the plan of a results folder.
 
-    Raises RunFailed with a copy's own words if one fails.
+    Raises RunFailed with the message of a copy that failed.
     """
     with tempfile.TemporaryDirectory(prefix="lockstep-") as temporary:
         folders = [Path(temporary) / str(number) for number in range(copies)]
@@ -86,7 +86,7 @@ def _prepared(config: Config, row: Row, results: Path, folder: Path) -> Row:
 
 
 def plan_of(config: Config, row: Row, results: Path) -> Plan:
-    """A row's plan; it is made anew where the row has another global batch than in the benchmark."""
+    """A row's plan. It is made anew if the benchmark has none for the row's global batch."""
     file = paths.plan_file(results, row.plan_name)
     if file.is_file():
         return Plan.load(file)
@@ -95,7 +95,7 @@ def plan_of(config: Config, row: Row, results: Path) -> Plan:
 
 
 def share(plan: Plan, row: Row) -> Plan:
-    """The plan of a row's first rank, which has its part of each micro-batch, for a few steps that represent all."""
+    """The plan of a row's first rank for a few representative steps, with that rank's part of each micro-batch."""
     excerpt = plan.excerpt(WARMUP_STEPS, STEPS)
     steps = [
         np.concatenate(excerpt.micro_batches(step, 0, row.replicas, row.train.accumulation))
@@ -106,7 +106,7 @@ def share(plan: Plan, row: Row) -> Plan:
 
 
 def _read(folders: list[Path], threads: int) -> Alone:
-    """The time of a step, as the mean over steps that each last as long as their slowest copy, and its parts.
+    """The time of a step, and its parts. It is the mean over steps, each of which lasts as long as in its slowest copy.
 
     threads: the number of each copy's threads.
     """

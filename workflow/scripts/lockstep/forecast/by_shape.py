@@ -21,7 +21,7 @@ MOST_AT_A_TIME, MOST_IN_A_STEP = 2**20, 2**32  # tokens: beyond these even a gue
 
 
 def tell(arguments: argparse.Namespace) -> int:
-    """Foretell a model's training on so many GPUs, and print it. Raises BadInput.
+    """Print what is foretold of a model's training on each number of GPUs. Raises BadInput.
 
     arguments: those of `lockstep which`.
     """
@@ -62,9 +62,9 @@ def tell(arguments: argparse.Namespace) -> int:
 
 
 def _strategies(arguments: argparse.Namespace, gpus: int) -> list[str]:
-    """The strategies to count for so many GPUs: where there is one, nothing is sent or shared.
+    """The strategies that are foretold for this number of GPUs. One GPU sends and shards nothing.
 
-    Raises BadInput if others were asked for there.
+    Raises BadInput if another strategy was asked for on one GPU.
     """
     if gpus == 1 and arguments.strategies:
         raise BadInput("--strategies: are of several GPUs, and --gpus has 1. Leave one of them out.")
@@ -76,7 +76,7 @@ def _step_seconds(found: dict) -> float:
 
 
 def _cluster(arguments: argparse.Namespace) -> Cluster:
-    """The machines that are asked for. The price becomes theirs if there is no other, and something to pay for."""
+    """The machines that are asked for. Their price is used if none is given and there is something to pay for."""
     cluster = clusters.cards()[arguments.gpu] if arguments.gpu else clusters.read(arguments.cluster)
     if arguments.network is not None:
         cluster = replace(cluster, network=clusters.NETWORK.read(arguments.network, "--network"))
@@ -86,7 +86,7 @@ def _cluster(arguments: argparse.Namespace) -> Cluster:
 
 
 def _refuse(arguments: argparse.Namespace, cluster: Cluster) -> None:
-    """Raise BadInput for a number that no training has."""
+    """Raise BadInput if a number is none that a training can have."""
     for gpus in arguments.gpus:
         if not 1 <= gpus <= MOST_GPUS:
             raise BadInput(f"--gpus {gpus}: expected 1 to {MOST_GPUS:,}.")
@@ -107,7 +107,7 @@ def _refuse(arguments: argparse.Namespace, cluster: Cluster) -> None:
 
 
 def _run(arguments: argparse.Namespace, cluster: Cluster, gpus: int, strategy: str) -> Run:
-    """How so many GPUs train. Raises BadInput where they can't share the batch evenly."""
+    """How this number of GPUs trains. Raises BadInput if they can't share the batch evenly."""
     length, micro = arguments.length, arguments.micro_batch
     at_a_time = max(1, AT_A_TIME // length)
     batch, named = arguments.batch, f"--batch {arguments.batch}"
@@ -137,17 +137,17 @@ def _run(arguments: argparse.Namespace, cluster: Cluster, gpus: int, strategy: s
 
 
 def _room(shape: Shape, run: Run) -> float:
-    """The bytes that are left of a GPU for activations; below zero if what it must keep does not fit."""
+    """The bytes of a GPU that remain for activations; negative if weights, gradients and optimizer state do not fit."""
     return _free(run) - sharded.kept(shape, run)
 
 
 def _free(run: Run) -> int:
-    """The bytes of a GPU without what stays free for CUDA, NCCL and kernels."""
+    """The bytes of a GPU without the reserve for CUDA, NCCL and kernels."""
     return run.cluster.memory - int(MEMORY.read(memory.RESERVE, ""))
 
 
 def _does_not_fit(shape: Shape, runs: list[Run]) -> str:
-    """Why none of some runs fits, and what would."""
+    """Why none of these runs fits, and what would."""
     run = max(runs, key=lambda run: _room(shape, run))
     states, machine = sum(sharded.states(run).values()), run.cluster.gpus_per_machine
     needed = math.ceil(states * shape.weights / _free(run))
@@ -164,7 +164,7 @@ def _does_not_fit(shape: Shape, runs: list[Run]) -> str:
 
 
 def _foretell(shape: Shape, run: Run, window: int | None, arguments: argparse.Namespace) -> dict:
-    """Everything that is foretold of a run. window: tokens that the model's attention sees, if not all.
+    """Everything that is foretold of a run. window: the number of tokens that attention sees, if it does not see all.
 
     low and high are the ends of the interval of `speed`, in tokens/s of each GPU; None where there is none.
     """
@@ -185,7 +185,7 @@ def _foretell(shape: Shape, run: Run, window: int | None, arguments: argparse.Na
 
 
 def _tell(shape: Shape, foretold: list[dict], without: list[Run], arguments: argparse.Namespace) -> None:
-    """Print what is foretold, what that rests on, and what is not foretold."""
+    """Print what is foretold, on what it is based, and what is not foretold."""
     header = ["strategy", "GPUs", "a step", "tokens/s per GPU", "MFU, %", "keeps, GiB"]
     if arguments.tokens:
         header.append(f"hours for {arguments.tokens:,.0f} tokens")
@@ -221,7 +221,7 @@ def _tell(shape: Shape, foretold: list[dict], without: list[Run], arguments: arg
 
 
 def _tell_of(gpus: int, foretold: list[dict]) -> None:
-    """Say how so many GPUs train, what takes fsdp's time (or the fastest's), and what is extrapolated."""
+    """Print how these GPUs train, where a step's time goes (fsdp's, or the fastest's), and what is extrapolated."""
     one = next((each for each in foretold if each["run"]["strategy"] == "fsdp"), foretold[0])
     run = one["run"]
     number = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
@@ -271,7 +271,7 @@ def _shares(found: dict) -> str:
 
 
 def _nearest(shape: Shape, run: dict) -> str:
-    """The published run on such a card that is most like this one, by the ratios of their sizes."""
+    """The published run on the same card whose sizes have ratios closest to 1 with this run's."""
     own = {"weights": shape.weights} | {name: run[name] for name in ("gpus", "length", "micro_batch")}
     kinds = {name: card.rates for name, card in clusters.cards().items()}
     with MEASURED.open(encoding="utf-8") as stream:

@@ -20,11 +20,11 @@ MOST_PER_MACHINE, MOST_PRICE = 72, 1e6
 
 @dataclass(frozen=True)
 class Cluster:
-    """Machines with the same GPUs. card: the card's name; None if it is not one of `cards`.
+    """Machines with the same GPUs. card: the card's name, or None if `cards` does not have it.
 
     peak: FLOP/s of a GPU in bf16, dense; memory: bytes; memory_bandwidth: bytes/s; link: NVLink or PCIe of a GPU to the
     others of its machine, bytes/s in one direction; network: of a machine, bits/s in one direction; rates: whose shares
-    of the peak are taken (sharded.Rates); price: of a GPU for an hour.
+    of the peak are used (sharded.Rates); price: of a GPU for an hour.
     """
 
     peak: float
@@ -47,7 +47,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number with a unit, as people write it. wanted: what a message asks for instead of an invalid one."""
+    """A number with a unit, as people write it. wanted: what the message about an invalid one asks for."""
 
     units: dict[str, float]
     least: float

@@ -28,9 +28,9 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of batch 
 
 
 def foretell(config: Config, row: Row, results: Path, link: float | None) -> dict:
-    """The forecast of a row's step: its seconds and their parts, how they are known, and why if they are not.
+    """The forecast of a row's step: its seconds, their parts and what they are based on, or why there are none.
 
-    link: bits/s of the network between machines, if it is not the one that was measured.
+    link: bits/s of the network between machines, unless it was measured.
     """
     hardware = row.hardware
     link = link if hardware.nodes > 1 else None
@@ -68,15 +68,15 @@ def foretell(config: Config, row: Row, results: Path, link: float | None) -> dic
 
 
 def _plain(seconds: Interval, beyond: list[str]) -> dict:
-    """An interval as plain values. What is extrapolated has none."""
+    """An interval as plain values; without its ends if it is extrapolated."""
     return asdict(seconds) | ({"low": None, "high": None} if beyond else {})
 
 
 def on(row: Row, number: int | None) -> Row:
-    """The row with this number of ranks: on this machine if it has the devices, otherwise on several like it.
+    """The row with this number of ranks, on this machine if it has enough devices, otherwise on several like it.
 
     A row that always trains on one device stays as it is. Raises BadInput if the number is not a multiple of a
-    machine's devices. Whether the row can have this many ranks, Row.refuse says.
+    machine's devices. Row.refuse tells whether the row can have this many ranks.
     """
     if number is None or row.hardware.processes == 1:
         return row
@@ -100,7 +100,7 @@ def on(row: Row, number: int | None) -> Row:
 
 
 def weights(results: Path) -> Shapes:
-    """The shapes of the model's weights by their names, in the order of the file; tied ones once."""
+    """The shapes of the model's weights by name, in the file's order. Tied weights are listed once."""
     from safetensors import safe_open
 
     files = sorted((paths.data_folder(results) / paths.WEIGHTS).glob("*.safetensors"))
@@ -114,7 +114,7 @@ def weights(results: Path) -> Shapes:
 
 
 def with_lora(results: Path, row: Row) -> tuple[Shapes, Shapes]:
-    """The shapes of the weights of the model with LoRA's updates in it: of all, and of those that are trained."""
+    """The shapes of all weights, and of those that are trained, of the model with LoRA's updates."""
     from lockstep.model import lora, models
 
     model = lora.put_into(models.load(paths.data_folder(results) / paths.WEIGHTS), row.train)
@@ -126,7 +126,7 @@ def with_lora(results: Path, row: Row) -> tuple[Shapes, Shapes]:
 
 
 def _measured(results: Path, row: Row) -> list[dict]:
-    """What the network rule measured with a row's backend and device; empty if nothing was."""
+    """What the network rule measured with a row's backend and device; empty if it measured nothing."""
     file = paths.network_file(results)
     measured = read_object(file, ("measured",))["measured"] if file.is_file() else []
     return [
@@ -135,7 +135,7 @@ def _measured(results: Path, row: Row) -> list[dict]:
 
 
 def _options(row: Row) -> dict:
-    """A row's options, and those that it does not inherit at their defaults, as in strategies/ddp.py."""
+    """A row's options. Those that its strategy does not inherit have the defaults of strategies/ddp.py."""
     return {name: option.get("default") for name, option in registry.literals("ddp")["OPTIONS"].items()} | row.options
 
 
@@ -144,7 +144,7 @@ def _settings(row: Row) -> dict:
 
 
 def _not_foretold(row: Row, links: Links) -> str:
-    """Why no time is foretold for a row; empty if one is."""
+    """Why no time is foretold for a row; empty if a time is foretold."""
     if row.unavailable:
         return row.unavailable
     if row.study:
@@ -181,7 +181,7 @@ def _extrapolated(row: Row, links: Links) -> list[str]:
 
 
 def _disturbed(measured: Alone, links: Links) -> list[str]:
-    """Which other programs used the cores while the measurements were made from which a row is foretold."""
+    """Which other programs used the cores while the measurements behind a row's forecast were made."""
     found = (
         [f"other programs took {measured.others:.1f} cores from it while it ran alone"]
         if measured.others > OTHERS
@@ -193,7 +193,7 @@ def _disturbed(measured: Alone, links: Links) -> list[str]:
 
 
 def speedup(found: dict, single: dict | None) -> float | None:
-    """How many times as fast as `single` a row is by what is foretold of both, by the samples of a step."""
+    """How many times as many samples per second as `single` a row trains, by the forecasts of both."""
     if not single or not single["seconds"] or not found["seconds"]:
         return None
     ratio = single["seconds"]["value"] / found["seconds"]["value"]

@@ -51,9 +51,9 @@ main.main(Path(sys.argv[1]), sizing.SizedSession)"""
 
 @dataclass(frozen=True)
 class Peak:
-    """The most memory, in bytes, of one GPU in a step with micro-batches of `samples` on each replica.
+    """The peak memory of one GPU, in bytes, in a step with micro-batches of `samples` on each replica.
 
-    allocated: that of tensors, torch.cuda.max_memory_allocated; reserved: that of PyTorch's segments, which hold them.
+    allocated: the memory of tensors (torch.cuda.max_memory_allocated); reserved: that of the segments that hold them.
     """
 
     samples: int
@@ -63,7 +63,7 @@ class Peak:
 
 
 def free(memory: str, reserve: str) -> int:
-    """The bytes of a GPU that a row may use: its memory, such as 24GB, without a reserve, such as 1.5GB, and a segment.
+    """The bytes of a GPU that a row may use: its memory (24GB), less a reserve (1.5GB) and one segment.
 
     Raises BadInput if one of the two can't be read, or if nothing is left.
     """
@@ -74,7 +74,7 @@ def free(memory: str, reserve: str) -> int:
 
 
 def machine(gpus: int) -> dict[str, str]:
-    """Keys of `hardware` for one machine with this many GPUs, which need not be this machine's."""
+    """The keys of `hardware` for one machine with this many GPUs, which this machine need not have."""
     keys = {"device": "cuda", "node_gpus": str(gpus), "processes": str(gpus), "nodes": "1", "node_cores": str(2 * gpus)}
     return keys | {"threads": "1", "gpus": "null", "oversubscribe": "false"}
 
@@ -106,10 +106,10 @@ def countable(row: Row) -> Row:
 def peaks(
     row: Row, model: Model, sizes: list[int], capacity: int | None = None, workspace: int = WORKSPACE
 ) -> list[Peak]:
-    """Count the memory of the first rank of a row, for micro-batches of these sizes, in turn.
+    """Count the memory of a row's first rank for each of these sizes of a micro-batch, in turn.
 
-    Ends before the first size that needs more than `capacity` bytes. workspace: the bytes that cuBLAS takes for each
-    thread. Raises RunFailed with the rank's own words if it fails for another reason.
+    It ends before the first size that needs more than `capacity` bytes. workspace: the bytes that cuBLAS takes for each
+    thread. Raises RunFailed with the rank's message if it fails for another reason.
     """
     settings = replace(_settings(row), dropout=model.dropout)
     replicas = row.replicas * row.train.accumulation
@@ -138,9 +138,9 @@ def of_batch(row: Row, model: Model, samples: int, capacity: int | None) -> tupl
 
 
 def of_rows(config: Config, rows: list[Row], results: Path, capacity: int | None) -> dict[str, dict]:
-    """The memory of a GPU that the widest micro-batch of each row's plan needs, by the row's name.
+    """The memory that the widest micro-batch of each row's plan needs on a GPU, by the row's name.
 
-    fits: whether it is within `capacity` bytes. why: the reason if the memory can't be counted, otherwise empty.
+    fits: whether that is within `capacity` bytes. why: the reason if the memory can't be counted, otherwise empty.
     """
     try:
         pretended.variables(1)  # compiled here, once
@@ -168,7 +168,7 @@ def of_rows(config: Config, rows: list[Row], results: Path, capacity: int | None
 
 
 def largest(row: Row, model: Model, capacity: int) -> tuple[int, list[Peak]]:
-    """The largest micro-batch that a row's rank trains in `capacity` bytes, 0 if there is none; and what was counted.
+    """The largest micro-batch that fits into `capacity` bytes on a row's rank (0: none does), and what was counted.
 
     Sizes are tried, each in a process of its own, until one fits and the next does not, since fragmented memory may be
     too little although its sum is enough. A straight line through the sizes that were counted says which to try.
@@ -197,10 +197,10 @@ def _next(counted: list[Peak], capacity: int, fits: int, does_not: int) -> int:
 
 
 def line(counted: list[Peak]) -> tuple[float, float]:
-    """Bytes that do not depend on the batch, and bytes for each sample of it.
+    """The bytes that do not depend on the batch, and the bytes for each of its samples.
 
-    They are those of a line through the largest size and the next one that is at most half as large: between neighbours
-    a rounded block would count too much.
+    They are those of a line through the largest size and the next one that is at most half as large, since rounded
+    blocks would distort a line through neighbours.
     """
     larger = max(counted, key=lambda peak: peak.samples)
     smaller = max((peak for peak in counted if 2 * peak.samples <= larger.samples), key=lambda peak: peak.samples)
@@ -209,7 +209,7 @@ def line(counted: list[Peak]) -> tuple[float, float]:
 
 
 def _settings(row: Row) -> Settings:
-    """A row's settings, without whatever is not a training step."""
+    """A row's settings for training steps alone, without anything that is done between or after them."""
     train = replace(row.train, device_batch=None, epochs=1, max_steps=None, **NOTHING_BESIDES)
     hardware = replace(row.hardware, workers=0, pin_memory=False, threads=1)
     profile = Profile(steps=0, trace=False)
@@ -219,7 +219,7 @@ def _settings(row: Row) -> Settings:
 
 @contextmanager
 def _prepared(settings: Settings, model: Model, sizes: list[int]) -> Iterator[Path]:
-    """A temporary folder with all that a rank reads; sizes: of the global batch, in each step."""
+    """A temporary folder with everything that a rank reads. sizes: the size of the global batch in each step."""
     with tempfile.TemporaryDirectory(prefix="lockstep-") as temporary:
         folder = Path(temporary)
         (folder / paths.WEIGHTS).mkdir()
@@ -233,7 +233,7 @@ def _prepared(settings: Settings, model: Model, sizes: list[int]) -> Iterator[Pa
 
 
 def _run(settings: Settings, folder: Path, capacity: int | None, workspace: int) -> str:
-    """Run the rank; returns why it failed, or an empty text."""
+    """Run the rank. Returns the reason if it failed, otherwise an empty text."""
     gpus = min(settings.hardware.gpu_count, MOST_GPUS)  # it uses the first, or all in one process
     variables = {
         name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP_PRETENDED", "CUDA_"))

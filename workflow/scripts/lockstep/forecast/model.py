@@ -37,7 +37,7 @@ class Model:
 
     @property
     def remark(self) -> str:
-        """What to say of the numbers that are ignored; empty if there are none."""
+        """A remark on the numbers that are ignored; empty if there are none."""
         if not self.ignored:
             return ""
         return f"Not counted, as a {self.config['model_type']} has no such keys: {', '.join(self.ignored)}."
@@ -108,14 +108,14 @@ def _read_json(file: Path):
 
 
 def _number(value):
-    """A value of a YAML file, in which 1e-5 is a text, since it has no point."""
+    """A value of a YAML file as a number, if it is meant as one: YAML reads 1e-5 as text, since it has no point."""
     if isinstance(value, dict):
         return {name: _number(inner) for name, inner in value.items()}
     return float(value) if isinstance(value, str) and re.fullmatch(r"-?\d+e-?\d+", value, re.ASCII) else value
 
 
 def _refuse_unknown_kind(kind, file: Path) -> None:
-    """Raise BadInput for a model_type that transformers does not have."""
+    """Raise BadInput if transformers does not have this model_type."""
     from transformers import CONFIG_MAPPING
 
     if kind not in list(CONFIG_MAPPING):  # it may be anything, a list too
@@ -124,7 +124,7 @@ def _refuse_unknown_kind(kind, file: Path) -> None:
 
 
 def _in_fp32(keys: dict) -> dict:
-    """A configuration without types of weights, as rows train fp32 weights whatever a model was saved in."""
+    """A configuration without the type of its weights, since rows train in fp32, whatever the model was saved in."""
     kept = {name: value for name, value in keys.items() if name not in ("dtype", "torch_dtype")}
     return {name: _in_fp32(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
@@ -154,7 +154,7 @@ def _ignored(keys: dict, config, file: Path, yaml: bool) -> tuple[str, ...]:
 
 
 def _is_taken(name: str, keys: dict) -> bool:
-    """Whether a key that a configuration does not have is one of its arguments all the same, as rope_theta is."""
+    """Whether a configuration takes a key as an argument, as rope_theta, although it has no such attribute."""
     from transformers import AutoConfig
 
     with_it = AutoConfig.for_model(**keys).to_dict()

@@ -25,9 +25,9 @@ NO_MEMORY = "Whether it fits into memory was not looked at: --memory 24GB counts
 
 
 def tell(config: Config, arguments: argparse.Namespace) -> int:
-    """Foretell the rows of a configuration, and print it; arguments: those of `lockstep which`.
+    """Print what is foretold of a configuration's rows. arguments: those of `lockstep which`.
 
-    Returns 1 if nothing could be foretold of a row that was named. Raises BadInput.
+    Returns the exit code, 1 if nothing could be foretold of a row that was named. Raises BadInput.
     """
     results = arguments.results
     if arguments.gpus and (len(arguments.gpus) > 1 or not 1 <= arguments.gpus[0] <= MOST_GPUS):
@@ -64,7 +64,7 @@ def tell(config: Config, arguments: argparse.Namespace) -> int:
 
 
 def _possible(rows: list[Row], named: bool) -> list[Row]:
-    """Those rows that can have their devices; of the others it says why not, or raises BadInput if they were named."""
+    """The rows that can have their devices. It prints why others can't, or raises BadInput if these were named."""
     kept = []
     for row in rows:
         try:
@@ -79,14 +79,14 @@ def _possible(rows: list[Row], named: bool) -> list[Row]:
 
 
 def _tell_one(found: dict) -> dict:
-    """Say that a row was looked at, which takes some seconds."""
+    """Print that a row has been looked at, since each takes some seconds."""
     said = f"{short(1000 * found['seconds']['value'])} ms" if found["seconds"] else found["known"]
     print(f"{found['row']}: {said}", file=sys.stderr, flush=True)
     return found
 
 
 def _measured(config: Config, row: Row, results: Path) -> float | None:
-    """The milliseconds of a row's step in the runs that it has already; None without any of such settings and data."""
+    """The milliseconds of a row's step in existing runs; None if no run has these settings and data."""
     runs = [record_files.read_run(file.parent) for file in paths.run_files(results, paths.RECORD, row=row.name)]
     own = [run for run in runs if not staleness.run(config, config.repetition(row, run.repeat), run, results)]
     steps = [1000 * run.clock.train_seconds / run.steps for run in own]
@@ -96,7 +96,7 @@ def _measured(config: Config, row: Row, results: Path) -> float | None:
 def _tell_rows(
     found: list[dict], measured: dict[str, float | None], counted: dict[str, dict], price: float | None
 ) -> None:
-    """Print what is foretold of rows, the fastest first, and what is not.
+    """Print what is foretold of rows, the fastest first, and why nothing is of others.
 
     counted: memory.of_rows, or nothing; price: of a device for an hour.
     """
@@ -142,7 +142,7 @@ def _gib(counted: dict) -> str:
 
 
 def _draw(file: Path, found: list[dict], counted: dict[str, dict], capacity: int | None) -> None:
-    """Draw the rows of which both time and memory are known, and say why the others are not there."""
+    """Draw the rows whose time and memory are both known, and write why the others are missing."""
     from lockstep.forecast import picture  # matplotlib takes a while
 
     without = {each["row"]: "; ".join(each["why"]) for each in found if not each["seconds"]}
@@ -191,6 +191,6 @@ def _epoch_cells(found: dict, price: float | None) -> list[str]:
 
 
 def _duration(value: float, low: float, high: float) -> str:
-    """Seconds with their ends, in hours or minutes if there is more than one and a half of them."""
+    """Seconds and the ends of their interval, in hours or minutes if they are more than one and a half of these."""
     unit, seconds = ("h", 3600) if value >= 5400 else ("min", 60) if value >= 90 else ("s", 1)
     return f"{within(value / seconds, low / seconds, high / seconds)} {unit}"

@@ -17,7 +17,7 @@ LINES = 110  # letters in a line of the reasons below
 @dataclass(frozen=True)
 class Mark:
     """A row. milliseconds: of its step, with the ends of the interval, if it has one; gib: memory of the GPU that needs
-    most; fits: into what is there.
+    most; fits: whether the GPU has as much.
     """
 
     row: str
@@ -29,13 +29,13 @@ class Mark:
 
 
 def draw(file: Path, marks: list[Mark], capacity: float | None, without: dict[str, str]) -> None:
-    """Write the picture as SVG. capacity: GiB of a GPU; without: why each row that has no mark has none."""
+    """Write the picture as SVG. capacity: GiB of a GPU; without: for each row without a mark, the reason."""
     with plt.rc_context(pictures.SETTINGS | {"svg.hashsalt": "which"}):
         write_text(file, pictures.svg_of(figure(marks, capacity, without)))
 
 
 def figure(marks: list[Mark], capacity: float | None, without: dict[str, str]) -> plt.Figure:
-    """Labels stand in a column of their own, each with a line to its mark, so that none covers another."""
+    """The figure. Labels stand in a column of their own, each with a line to its mark, so that none covers another."""
     ordered = sorted(marks, key=lambda mark: (mark.gib, mark.milliseconds))
     reasons = [line for row, why in without.items() for line in textwrap.wrap(f"{row}: {why}", LINES)]
     height = max(HEIGHT, LINE * len(marks) + 0.8)
@@ -50,7 +50,7 @@ def figure(marks: list[Mark], capacity: float | None, without: dict[str, str]) -
         axes.axhline(capacity, linestyle="--", color=GREY, linewidth=1)
         there = {"xycoords": ("axes fraction", "data"), "va": "bottom", "fontsize": 8}
         axes.annotate(say("memory_there").en, (0.01, capacity), **there)
-    places = apart([mark.gib / top for mark in ordered], LINE / height)
+    places = spread([mark.gib / top for mark in ordered], LINE / height)
     for number, (mark, place) in enumerate(zip(ordered, places, strict=True)):
         colour = COLOURS[0] if mark.fits else GREY
         if mark.low is not None:
@@ -83,7 +83,7 @@ def label(mark: Mark) -> str:
     return numbers if mark.fits else f"{numbers}, does not fit"
 
 
-def apart(wanted: list[float], gap: float) -> list[float]:
+def spread(wanted: list[float], gap: float) -> list[float]:
     """Places from 0 to 1 that are near the wanted ones, in their order, and at least `gap` apart if there is room."""
     gap = min(gap, 1 / max(len(wanted), 1))
     places: list[float] = []

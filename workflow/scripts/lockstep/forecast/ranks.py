@@ -56,9 +56,9 @@ GATHER, GATHER_AT_RATE = Interval(1.4, 1.0, 1.5), 2**20
 
 @dataclass(frozen=True)
 class Alone:
-    """Seconds of a step of one rank alone, by what takes them. rest: batches are made, the host waits for something.
+    """Seconds of each part of a step of one rank alone. rest: making batches, and other waits of the host.
 
-    spread: how far copies differ, as a share of the step. others: cores that other programs took from them meanwhile.
+    spread: how far copies differ, as a share of the step. others: the cores that other programs used meanwhile.
     """
 
     forward: float
@@ -78,7 +78,7 @@ class Message:
     """One kind of message in a step. sizes: bytes of each piece, in the order in which they are sent.
 
     times: how often all of them are sent in a step. window: seconds of computing that they may overlap with, each time.
-    in_a_row: whether ranks compute nothing between the pieces, and so wait for the slowest only at the first one.
+    in_a_row: whether ranks compute nothing between pieces, so that they wait for the slowest at the first one only.
     """
 
     collective: str
@@ -117,7 +117,7 @@ class Links:
         return []
 
     def seconds(self, collective: str, size: float, waits: bool = True) -> Interval:
-        """The time of a collective on this many bytes (rank/network.py says of which); needs a link or a measurement.
+        """The time of a collective on this many bytes, as rank/network.py counts them; needs a link or a measurement.
 
         Through a link it takes as long as the slower of the two, the ranks' own work or the link; at most, their sum.
         """
@@ -138,7 +138,7 @@ class Links:
         return times * (size * load / (self.link / 8 * PAYLOAD))
 
     def _own(self, collective: str, size: float, waits: bool) -> Interval:
-        """The time of the collective between ranks of one machine; nothing if it was not measured."""
+        """The time of the collective between ranks of one machine; 0 if it was not measured."""
         if not self.nearest:
             return NOTHING
         points = self.nearest["operations"][collective]["points"]
@@ -157,8 +157,8 @@ class Links:
 def _at(points: list[dict], name: str, size: float, waits: bool) -> float:
     """The seconds for this many bytes: on a straight line between measured sizes, in proportion beyond the largest.
 
-    waits: of messages that ranks send after computing, at which they wait for the slowest; earlier versions did not
-    measure these.
+    waits: whether ranks send the message after computing, and so wait for the slowest one, which earlier versions
+    did not measure.
     """
     sizes = np.array([point["bytes"] for point in points], float)
     measured = [(point.get("after_computing", point) if waits else point)[name] for point in points]
@@ -171,7 +171,7 @@ def _at(points: list[dict], name: str, size: float, waits: bool) -> float:
 def step(alone: Alone, messages: list[Message], links: Links, shared: list[str], device: str) -> dict[str, Interval]:
     """The parts of a step of links.ranks ranks. Their sum is the step.
 
-    alone: of a rank's share of the batch. shared: what the ranks hold only their share of (SHARDS).
+    alone: of one rank with its share of the batch. shared: the parts that are sharded over ranks (SHARDS).
     """
     computing = alone.forward + alone.backward + alone.rest
     parts = {
@@ -196,8 +196,8 @@ def _own_time(seconds: float, spread: float) -> Interval:
 def communication(message: Message, links: Links, device: str) -> Interval:
     """The seconds by which one sending of a message's pieces makes a step longer.
 
-    What is hidden costs nothing on a GPU. On a CPU the ranks' own part of sending takes the cores that compute: none of
-    it may be hidden or all, and half of it is taken to be.
+    On a GPU, hidden communication costs nothing. On a CPU, ranks send with the cores that compute, so between none and
+    all of their own work may be hidden; half of it is assumed to be.
     """
     each = [
         links.seconds(message.collective, size, waits=not (number and message.in_a_row))
@@ -221,7 +221,7 @@ def communication(message: Message, links: Links, device: str) -> Interval:
 
 
 def _exposed(sizes: list[float], seconds: list[float], window: float) -> float:
-    """How long after a pass of `window` seconds the last piece arrives, if each is sent when its share of it is done.
+    """How long after a pass of `window` seconds the last piece arrives, if each is sent as soon as it is ready.
 
     Pieces are sent one after the other. A piece is ready when as large a share of the pass is done as of all bytes.
     """
@@ -255,7 +255,7 @@ def pieces(kind: str, numbers: int | str, shapes: Shapes, options: dict) -> list
 
 
 def _layers(shapes: Shapes) -> list[list[tuple[int, ...]]]:
-    """The shapes of each numbered layer, as in encoder.layer.0.attention, after those of all the rest together."""
+    """The shapes of each numbered layer, such as encoder.layer.0, after a list of all other weights' shapes."""
     found: dict[str, list] = {"": []}
     for name, shape in shapes.items():
         words = name.split(".")
@@ -280,7 +280,7 @@ def _buckets(shapes: Shapes, most: float) -> list[list[tuple[int, ...]]]:
 
 
 def _powersgd(piece: list[tuple[int, ...]], rank: int) -> list[int]:
-    """The numbers that PowerSGD sends for a bucket, one after the other: what it does not compress, and two factors.
+    """The numbers that PowerSGD sends for a bucket in turn: those that it does not compress, and two factors.
 
     It compresses a matrix of a by b that has more than twice as many numbers as (a + b) * rank (torch's powerSGD_hook).
     """
@@ -303,9 +303,9 @@ def messages(
     device: str,
     trained: Shapes | None = None,
 ) -> list[Message]:
-    """The messages of a step, of what a strategy declares of them (SENDS).
+    """The messages of a step, from what a strategy declares (SENDS).
 
-    shapes: of all weights; trained: of those that are trained, if not all are.
+    shapes: those of all weights; trained: those of the trained weights, if some are frozen.
     """
     found = []
     for declared in sends:

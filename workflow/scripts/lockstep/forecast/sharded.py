@@ -45,18 +45,18 @@ class Shape:
 
 @dataclass(frozen=True)
 class Strategy:
-    """What the GPUs of a strategy send, and of what each keeps its share only (of STATE).
+    """What each GPU of a strategy sends, and which parts of STATE are sharded.
 
     each, once: bytes for each weight that go through a GPU's link, in one direction, for each micro-batch and for each
-    step besides. An all-reduce sends them twice. frozen: those for each micro-batch if weights are not trained (LoRA).
-    copy: bytes of each weight that ranks keep besides, each its share; buckets: bytes of its buckets, on each GPU;
-    whole: whether a share is of whole tensors.
+    step besides. An all-reduce sends them twice. frozen: the bytes for each micro-batch if weights are frozen (LoRA).
+    copy: bytes that are kept besides for each weight, sharded; buckets: bytes of buckets on each GPU; whole: whether
+    shards are whole tensors.
     """
 
     each: int = 0
     once: int = 0
     frozen: int = 0
-    shares: tuple[str, ...] = ()
+    sharded: tuple[str, ...] = ()
     copy: int = 0
     buckets: float = 0
     whole: bool = False
@@ -67,11 +67,11 @@ class Strategy:
 # in fp32, clone their share of them, and have a bucket of 5e8 numbers (reduce_bucket_size).
 ZERO = {"copy": 4, "buckets": 4 * 5e8}
 STRATEGIES = {
-    "fsdp": Strategy(each=3 * WEIGHT, frozen=2 * WEIGHT, shares=("weights", "gradients", "optimizer")),
+    "fsdp": Strategy(each=3 * WEIGHT, frozen=2 * WEIGHT, sharded=("weights", "gradients", "optimizer")),
     "ddp": Strategy(once=8),
-    "zero_redundancy": Strategy(once=12, shares=("optimizer",), whole=True),
-    "deepspeed_1": Strategy(once=2 * WEIGHT + 4, shares=("optimizer",), **ZERO),
-    "deepspeed_2": Strategy(each=2 * WEIGHT, once=4, shares=("gradients", "optimizer"), **ZERO),
+    "zero_redundancy": Strategy(once=12, sharded=("optimizer",), whole=True),
+    "deepspeed_1": Strategy(once=2 * WEIGHT + 4, sharded=("optimizer",), **ZERO),
+    "deepspeed_2": Strategy(each=2 * WEIGHT, once=4, sharded=("gradients", "optimizer"), **ZERO),
     "single": Strategy(),
 }
 MANY = [name for name in STRATEGIES if name != "single"]  # those of several GPUs
@@ -79,10 +79,10 @@ MANY = [name for name in STRATEGIES if name != "single"]  # those of several GPU
 
 @dataclass(frozen=True)
 class Run:
-    """How it is trained. length: tokens of a sample; micro_batch: samples that a GPU computes at a time, `accumulation`
-    times in a step; recomputed: the share of the forward pass that is computed again (1: activation checkpointing of
-    all layers); gathers: how often fsdp gathers weights, 1 where they stay after the forward pass; strategy: of
-    STRATEGIES; lora: whether nearly all weights are frozen. What LoRA adds is taken to be nothing.
+    """How the model is trained. length: tokens of a sample; micro_batch: samples that a GPU computes at a time,
+    `accumulation` times in a step; recomputed: the share of the forward pass that is computed again (1: activation
+    checkpointing of all layers); gathers: how often fsdp gathers weights, 1 where they stay after the forward pass;
+    strategy: of STRATEGIES; lora: whether nearly all weights are frozen. What LoRA adds is taken to be nothing.
     """
 
     cluster: Cluster
@@ -184,7 +184,7 @@ def shape_of(model: Model) -> Shape:
 
 
 def parts(shape: Shape, run: Run, rates: Rates = RATES) -> dict[str, float]:
-    """Seconds of a step, by what takes them. Their sum is the step."""
+    """The seconds that each part of a step takes. Their sum is the step."""
     cluster = run.cluster
     tokens = run.accumulation * run.micro_batch * run.length  # of one GPU
     operations = flops(shape, run.length, run.lora)
@@ -235,7 +235,7 @@ def communication(shape: Shape, run: Run) -> tuple[float, float, int]:
 
 
 def states(run: Run) -> dict[str, int]:
-    """The bytes that are kept for each weight in all: of frozen ones only the weight itself."""
+    """The bytes of each part of STATE for one weight, over all GPUs. A frozen weight has only itself."""
     return {"weights": STATE["weights"]} if run.lora else STATE
 
 
@@ -243,7 +243,7 @@ def kept(shape: Shape, run: Run) -> float:
     """The bytes that each GPU keeps for weights, gradients and optimizer."""
     strategy = STRATEGIES[run.strategy]
     found = shape.weights * sum(
-        size / run.gpus if name in strategy.shares else size for name, size in states(run).items()
+        size / run.gpus if name in strategy.sharded else size for name, size in states(run).items()
     )
     if run.lora:
         return found

@@ -66,7 +66,7 @@ def line(results: Results, row: str) -> Line:
 
 
 def fit(tokens: np.ndarray, seconds: np.ndarray) -> Line:
-    """The line with the median of all slopes between two steps (Theil 1950, Sen 1968), which outliers do not bend.
+    """The line whose slope is the median over all pairs of steps (Theil 1950, Sen 1968), which is robust to outliers.
 
     A step costs nothing less than zero, whatever its batch, and neither does a token. Raises BadInput if there are too
     few steps, or too few sizes.
@@ -100,10 +100,10 @@ def times_as_fast(row: Line, against: Line, tokens: float) -> Estimate:
 
 
 def break_even(row: Line, against: Line) -> Estimate | None:
-    """The tokens of a step from which on a row is faster than `against`, by these lines; None if there are none such.
+    """The number of tokens in a step from which on a row is faster than `against`, by these lines; None if it never is.
 
-    It is 0 if the row always is. The upper end of the interval is infinite if there may be none. Where a row is faster
-    in small steps only, `against` is the faster one from some number on.
+    It is 0 if the row always is. The upper end of the interval is infinite if the row may never be. If a row is faster
+    in small steps only, there is no such number.
     """
     value = _crossing(row.fixed - against.fixed, against.each - row.each)
     draws = _crossing(row.draws[:, 0] - against.draws[:, 0], against.draws[:, 1] - row.draws[:, 1])

@@ -49,9 +49,9 @@ class SharedBatchNorm(_BatchNorm):
     def _remember(self, mean: torch.Tensor, variance: torch.Tensor, total: torch.Tensor) -> None:
         """Update the running statistics as nn.BatchNorm does, with the unbiased variance."""
         self.num_batches_tracked += 1
-        share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
-        self.running_var.lerp_((variance * total / (total - 1)).to(self.running_var.dtype), share)
+        weight = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight)
+        self.running_var.lerp_((variance * total / (total - 1)).to(self.running_var.dtype), weight)
 
 
 def synchronised(model: nn.Module, convert: Callable[[_BatchNorm], nn.Module]) -> nn.Module:

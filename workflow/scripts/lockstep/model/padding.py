@@ -57,8 +57,8 @@ def influence(model: torch.nn.Module, samples) -> float:
         largest = max(largest, alone.abs().max().item())
         moved = max(moved, (alone - beside).abs().max().item())
     model.train(training)
-    share = moved / largest if largest else 0.0
-    return share if share > ROUNDING else 0.0
+    change = moved / largest if largest else 0.0
+    return change if change > ROUNDING else 0.0
 
 
 @torch.no_grad()

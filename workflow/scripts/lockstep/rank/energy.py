@@ -59,7 +59,7 @@ class Meter:
         return self.now(), self._gpus() if kind == "gpu" else self._packages()
 
     def _gpus(self) -> Counters | None:
-        """The joules of each GPU since its driver was loaded, and the value at which its counter wraps: never."""
+        """Each GPU's joules since its driver was loaded; the second number says that the counter never wraps."""
         joules = [nvml.joules(gpu) for gpu in self.gpus]
         return [(each, float("inf")) for each in joules] if joules and None not in joules else None
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from lockstep.config import precisions, registry
+from lockstep.config.optimizers import OPTIMIZERS
 from lockstep.config.settings import Settings, in_one
 from lockstep.errors import RunFailed
 from lockstep.model import lora, models
@@ -53,7 +54,7 @@ def refuse_too_large(model: torch.nn.Module, settings: Settings, device: torch.d
         shared = [] if registry.sends(settings.strategy, asked) else ["weights", "optimizer"]
     # Weights and optimizer may be in the type that is computed in, even if autocast usually leaves them in float32.
     number = getattr(torch, precisions.of(settings.precision).dtype).itemsize
-    moments = 2 if settings.train.optimizer in ("adam", "adamw") else 0  # other optimizers may keep none
+    moments = OPTIMIZERS[settings.train.optimizer].moments
     numbers = {"weights": models.count_parameters(model), "optimizer": moments * lora.count_trained(model)}
     ranks = settings.hardware.processes
     needs = sum(number * count / (ranks if what in shared else 1) for what, count in numbers.items())

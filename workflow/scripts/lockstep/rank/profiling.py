@@ -3,8 +3,8 @@
 The first steps warm up, the next are timed without the profiler, and then the same ones are recorded. After that, each
 rank trains the same shares again (if it drives several devices, those of the first one) on a plain model that does not
 communicate. The row's own steps take longer by the communication that computing does not hide, which is thus found in a
-second way. There is no such comparison if several ranks hold one replica together: one device does only a part of the
-work, and may be too small for the whole model.
+second way. There is no such comparison if several ranks hold one replica together, as one device then does only a part
+of the work, or if a GPU's memory can't take the plain model, too.
 """
 
 import gzip
@@ -73,7 +73,7 @@ class Profiler:
         """Write profile.json: the numbers of each rank, and their mean. Call on every rank."""
         own = replay.training.clock.step_seconds()[WARMUP_STEPS : self.begin]
         world = self.training.strategy.world
-        alone = _alone(replay)[WARMUP_STEPS : self.begin] if world.replicas == world.size else None
+        alone = _alone_if_it_fits(replay) if world.replicas == world.size else None
         file = paths.rank_trace(self.training.folder, world.rank)
         self.profile.export_chrome_trace(str(file))
         trace = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
@@ -83,6 +83,7 @@ class Profiler:
         file.unlink()
         numbers = split(trace) | {"step_seconds": float(np.mean(own))}
         if alone is not None:
+            alone = alone[WARMUP_STEPS : self.begin]
             numbers["alone_step_seconds"] = float(np.mean(alone))
             numbers["exposed_by_difference"] = float(np.median(own - alone))
         values = torch.tensor(list(numbers.values()), dtype=torch.float64, device=world.device)
@@ -93,6 +94,17 @@ class Profiler:
             file = self.training.folder / paths.PROFILE
             mean = dict.fromkeys(("alone_step_seconds", "exposed_by_difference")) | mean
             write_json(file, {"steps": self.steps, "seconds": parts} | mean | {"ranks": ranks})
+
+
+def _alone_if_it_fits(replay: Replay) -> np.ndarray | None:
+    """What `_alone` returns, or None on all ranks if one of them has not enough memory for it. Call on every rank."""
+    strategy = replay.training.strategy
+    try:
+        seconds = _alone(replay)
+    except torch.OutOfMemoryError:
+        seconds = None
+    fits = torch.tensor([float(seconds is not None)], device=strategy.world.device)
+    return seconds if strategy.all_gather(fits).all() else None
 
 
 def _alone(replay: Replay) -> np.ndarray:

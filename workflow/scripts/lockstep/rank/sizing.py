@@ -36,7 +36,7 @@ class Sized(Variation):
         return untrained(Path(self.training.settings.data) / paths.WEIGHTS, self.training.settings.dropout)
 
     def refuse_too_large(self, model: torch.nn.Module) -> None:
-        """What is too large is to be found here."""
+        """Do nothing: the search tries sizes that are too large on purpose."""
 
     def _work(self):
         asked = read_json(self.training.folder / paths.SIZES)

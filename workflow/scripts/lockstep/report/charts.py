@@ -477,21 +477,21 @@ def confusion(done: list[dict], summary: Summary) -> plt.Figure:
         axes.set_visible(False)
     for axes, row in zip(grid.flat, done, strict=False):
         counts = np.array(median_run(row, summary).test["confusion_matrix"], dtype=float)
-        shares = counts / counts.sum(axis=1, keepdims=True).clip(min=1)
-        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-        for at, share in np.ndenumerate(shares):
+        fractions = counts / counts.sum(axis=1, keepdims=True).clip(min=1)
+        axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
+        for at, fraction in np.ndenumerate(fractions):
             axes.text(
                 at[1],
                 at[0],
-                f"{100 * share:.0f}",
+                f"{100 * fraction:.0f}",
                 ha="center",
                 va="center",
                 fontsize=8,
-                color="w" if share > 0.5 else "k",
+                color="w" if fraction > 0.5 else "k",
             )
         axes.set_title(row["row"], fontsize=10)
-        axes.set_xticks(range(len(shares)))
-        axes.set_yticks(range(len(shares)))
+        axes.set_xticks(range(len(fractions)))
+        axes.set_yticks(range(len(fractions)))
     return figure
 
 

@@ -6,7 +6,7 @@ from lockstep.report.reading import Run, good_runs
 from lockstep.report.summary import Summary
 from lockstep.report.words import Text, same, say, some
 
-HARDLY = 0.5  # from this share on, the smallest difference that runs can show is no figure to plan by
+HARDLY = 0.5  # a smallest difference that runs can show is no figure to plan by, if it is as large as this
 
 
 def conditions(summary: Summary) -> Text:
@@ -16,8 +16,8 @@ def conditions(summary: Summary) -> Text:
     def each(key):
         return "/".join(dict.fromkeys(str(row[key]) for row in done))
 
-    share = baseline_share(summary)
-    idle = say("one_share", row=share[0], n=share[1], cores=share[2]) if share else same("")
+    of_cores = baseline_cores(summary)
+    idle = say("one_share", row=of_cores[0], n=of_cores[1], cores=of_cores[2]) if of_cores else same("")
     without = [row["row"] for row in done if _without_nccl(summary.runs[row["row"]])]
     shown = resolution(statistics["resolution"]) if statistics else same("")
     return say(
@@ -47,7 +47,7 @@ def devices_of(row: dict) -> Text:
     return say(f"{kind}_devices" if row["devices"] > 1 else f"{kind}_device", n=row["devices"])
 
 
-def baseline_share(summary: Summary) -> tuple[str, int, int] | None:
+def baseline_cores(summary: Summary) -> tuple[str, int, int] | None:
     """The baseline's row on a CPU, its number of cores, and the machine's, if these are more; otherwise None."""
     rows = [row["row"] for row in summary.finished_rows if row["strategy"] == BASELINE and row["device"] == "cpu"]
     if not rows:
@@ -57,11 +57,11 @@ def baseline_share(summary: Summary) -> tuple[str, int, int] | None:
     return (rows[0], busy, cores) if busy < cores else None
 
 
-def resolution(share: float) -> Text:
+def resolution(difference: float) -> Text:
     """The smallest difference that the runs can show, in per cent with two significant digits."""
-    if share >= HARDLY:
+    if difference >= HARDLY:
         return say("resolution_none")
-    return say("resolution", percent=f"{float(f'{100 * share:.2g}'):g}")
+    return say("resolution", percent=f"{float(f'{100 * difference:.2g}'):g}")
 
 
 def _without_nccl(runs: list[Run]) -> bool:

@@ -84,7 +84,7 @@ def _labels(task, row: str, frame: pd.DataFrame, split: Path) -> list[Gallery]:
 
 def _masks(task, row: str, frame: pd.DataFrame, split: Path, run: Path, labels: list[str]) -> list[Gallery]:
     """Some samples with their masks, those with the lowest mIoU, and the pictures drawn during training."""
-    shares = frame["miou"].astype(float).to_numpy()
+    ious = frame["miou"].astype(float).to_numpy()
 
     def shown(places: np.ndarray) -> list[Shown]:
         masks = [paths.test_mask(run, int(place)) for place in places]
@@ -93,7 +93,7 @@ def _masks(task, row: str, frame: pd.DataFrame, split: Path, run: Path, labels: 
             split, [place for place, _ in there], [segments.read_mask(mask, None) for _, mask in there]
         )
         return [
-            _wide(png, str(frame.iloc[place, 0]), same(f"{frame.iloc[place, 0]}: mIoU {shares[place]:.2f}"))
+            _wide(png, str(frame.iloc[place, 0]), same(f"{frame.iloc[place, 0]}: mIoU {ious[place]:.2f}"))
             for (place, _), png in zip(there, pictures, strict=True)
         ]
 
@@ -104,7 +104,7 @@ def _masks(task, row: str, frame: pd.DataFrame, split: Path, run: Path, labels: 
     ]
     titled = [
         ("gallery_masks", shown(_spread(len(frame), MOST_WIDE))),
-        ("gallery_worst", shown(np.argsort(shares, kind="stable")[:MOST_WIDE])),
+        ("gallery_worst", shown(np.argsort(ious, kind="stable")[:MOST_WIDE])),
         ("gallery_epochs", epochs),
     ]
     colours = segments.palette()

@@ -13,7 +13,7 @@ from lockstep.config.configuration import MOST_BLOCKS, PRECISE
 from lockstep.proof.verdicts import PROVEN
 from lockstep.report import cautions
 from lockstep.report.choice import is_faster, recommended, slowest_comparable, tied, too_short, undecided
-from lockstep.report.conditions import baseline_share, conditions, devices_of, span_of
+from lockstep.report.conditions import baseline_cores, conditions, devices_of, span_of
 from lockstep.report.ranking import BASELINE
 from lockstep.report.reading import trusted
 from lockstep.report.reasons import why_slowest
@@ -190,7 +190,7 @@ def answer(best: dict, done: list[dict], summary: Summary) -> list[Text]:
         return [say(once, devices=devices_of(most), row=best["row"]), *slowest]
     names = [row["row"] for row in alike]
     ties = [say("undecided", best=best["row"], rows=some(names, 2))] if names else []
-    gain = say("use_gain_none") if best["strategy"] == BASELINE else _gain(best, baseline_share(summary))
+    gain = say("use_gain_none") if best["strategy"] == BASELINE else _gain(best, baseline_cores(summary))
     return [say("use", row=best["row"], gain=gain, proof=_proof(best)), *ties, *slowest]
 
 
@@ -237,14 +237,14 @@ def _again_with(summary: Summary, setting: str) -> str:
     return shlex.join(["lockstep", "bench", *files, "--config", setting])
 
 
-def _gain(row: dict, share: tuple[str, int, int] | None) -> Text:
-    """How many times as fast as the baseline a row is; share: as baseline_share returns it."""
+def _gain(row: dict, cores: tuple[str, int, int] | None) -> Text:
+    """How many times as fast as the baseline a row is; cores: as baseline_cores returns it."""
     if row["speedup"] is None:
         return same("")
     between = same("")
     if None not in (row["speedup_low"], row["speedup_high"]):
         between = say("use_gain_between", low=f"{row['speedup_low']:.2f}", high=f"{row['speedup_high']:.2f}")
-    of_cores = say("use_gain_cores", n=share[1], cores=share[2]) if share else same("")
+    of_cores = say("use_gain_cores", n=cores[1], cores=cores[2]) if cores else same("")
     return say("use_gain", speedup=f"{row['speedup']:.2f}", between=between, of_cores=of_cores)
 
 

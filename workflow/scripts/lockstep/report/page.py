@@ -37,7 +37,7 @@ WORDS = ("proof", "status")  # columns whose values are translated
 class Cell:
     """One cell of the table: its column, its text, the value that it is sorted by, and the range below the figure.
 
-    share: the length of its bar relative to the longest, from 0 to 1; None if the column has no bars. within: the
+    length: the length of its bar relative to the longest, from 0 to 1; None if the column has no bars. within: the
     larger distance of the range's ends from the figure.
     """
 
@@ -45,7 +45,7 @@ class Cell:
     text: Text
     sort: str
     more: str
-    share: float | None = None
+    length: float | None = None
     within: str = ""
 
     @property
@@ -123,9 +123,9 @@ def _cell(row: dict, longest: float, column: Column) -> Cell:
     spread = ends and None not in ends and ends[0] != ends[1] and row["repeats"] > 1
     more = " – ".join(f"{end:.{column.digits}f}" for end in ends) if spread else ""
     shown = "" if value is None else f"{value * column.factor:.{column.digits}f}"
-    share = value / longest if column.key == "train_seconds" and value else None
+    length = value / longest if column.key == "train_seconds" and value else None
     within = f"± {max(abs(end - value) for end in ends):.{column.digits}f}" if spread and column.unit else ""
-    return Cell(column, same(shown), "" if value is None else repr(value), more, share, within)
+    return Cell(column, same(shown), "" if value is None else repr(value), more, length, within)
 
 
 def as_csv(rows: list[dict]) -> str:

@@ -32,6 +32,8 @@ ABOUT_RUN = (
     *("global_batch", "steps", "repetition", "block", "session", "seed", "started", "status", "reason", "disturbed"),
     *("resumed", "wall_seconds"),
 )
+# Those of them that are numbers and no columns of the table.
+NUMBERS = ("processes", "threads", "repetition", "block", "seed", "wall_seconds")
 ESCAPED = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",

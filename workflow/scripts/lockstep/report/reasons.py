@@ -42,7 +42,8 @@ def because(slower: str, faster: str, profiles: dict[str, dict | None], steps: d
             return same("")
         part[1] = exposed[0] - exposed[1]
         silent = [profile for profile in profiles.values() if profile and not profile["seconds"]["communication"]]
-        error = max((abs(profile["exposed_by_difference"]) for profile in silent), default=0.0)
+        differences = [profile["exposed_by_difference"] for profile in silent]
+        error = max((abs(each) for each in differences if each is not None), default=0.0)
     if min(totals) <= 0 or min(part) <= error or any(max(found) > AGREE * min(found) for found in (totals, part)):
         return same("")
     total = totals[-1]
@@ -57,7 +58,7 @@ def of_step(profile: dict, seconds: float) -> dict:
     The profile is from another run, whose steps recording has made longer, so only its proportions are used.
     """
     recorded = seconds / sum(profile["seconds"].values())
-    exposed = profile["exposed_by_difference"]  # None if no single device does the row's work alone
+    exposed = profile["exposed_by_difference"]  # None if no single device does the row's work alone, or none can
     return {
         "step_seconds": seconds,
         "seconds": {phase: recorded * part for phase, part in profile["seconds"].items()},

@@ -104,14 +104,14 @@ def _size(row: dict, against: str, runs: dict, between: Callable) -> Size | None
     gains = [alone * more_samples / ratio[end] for end in ("value", "high", "low")]
     if not ratio["kind"]:
         gains[1:] = [None, None]
-    share = capacity(runs[against]) / capacity(runs[name]) / alone
+    factor = capacity(runs[against]) / capacity(runs[name]) / alone
     hardware = _asked(runs[name])["hardware"]
     return Size(
         name,
         device_count(hardware),
         hardware["nodes"],
         *gains,
-        *(None if gain is None else gain * share for gain in gains),
+        *(None if gain is None else gain * factor for gain in gains),
     )
 
 
@@ -136,8 +136,8 @@ def _best_alone(kind: str, members: list[dict], done: list[dict], runs: dict) ->
     ]
     alone = [name for name in alone if trusted(runs[name])] or alone
     if kind == "weak":
-        share = _samples_of_a_device(first)
-        alone = [name for name in alone if _samples_of_a_device(_asked(runs[name])) == share] or alone
+        samples = _samples_of_a_device(first)
+        alone = [name for name in alone if _samples_of_a_device(_asked(runs[name])) == samples] or alone
     return max(alone, key=lambda name: _rate(runs[name]), default=None)
 
 

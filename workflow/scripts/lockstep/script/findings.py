@@ -77,7 +77,7 @@ def between_ranks(recorded: Recording) -> list[Finding]:
 
 
 def divided(recorded: Recording) -> str | None:
-    """What divides the model's layers among ranks; None if each rank has them all."""
+    """What divides the model's layers among ranks; None if each rank has all of them."""
     return next((rank["initial"]["divided"] for rank in recorded.ranks if rank["initial"]["divided"]), None)
 
 
@@ -98,10 +98,11 @@ def incomparable(recorded: Recording) -> str:
 
 
 def own_parameters(recorded: Recording) -> list[str]:
-    """The parameters of which each rank holds others by design, as the experts of a mixture.
+    """The parameters that differ between ranks by design, such as the experts of a mixture.
 
-    Their script tells DistributedDataParallel or the like to leave them out. Or they begin unlike and are not averaged
-    in the first step, while all others begin alike and are: a mistake would hardly meet the same few in both.
+    The script tells DistributedDataParallel or the like to leave them out. Or they differ between ranks at first, and
+    are not averaged in the first step, while all others are equal and averaged: a mistake would hardly affect the same
+    few in both ways.
     """
     hashes = [rank["initial"]["hashes"] for rank in recorded.ranks]
     if recorded.world == 1 or divided(recorded) or any(each.keys() != hashes[0].keys() for each in hashes):
@@ -118,13 +119,15 @@ def own_parameters(recorded: Recording) -> list[str]:
 
 
 def draws(recorded: Recording) -> bool:
-    """Whether a model in training draws random numbers, as one does that leaves out some of its layers."""
+    """Whether a model draws random numbers in training, as one that skips some of its layers does."""
     return any(rank["notes"].get("draws") for rank in recorded.ranks)
 
 
 def takes_more_batches(recorded: Recording, alone: Recording) -> bool:
-    """Whether one process takes as many batches for a step as all ranks together, as a script does that is given the
-    size of a step and divides it by the number of ranks."""
+    """Whether one process takes as many batches for a step as all ranks together.
+
+    A script does so if it is given the size of a step and divides it by the number of ranks.
+    """
     here, there = (len(each.ranks[0]["steps"][0]["calls"]) for each in (recorded, alone))
     return recorded.world > 1 and there == recorded.world * here
 
@@ -217,7 +220,7 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
 
 
 def severity(finding: Finding) -> int:
-    """By what findings are sorted: those that mean another model come first."""
+    """The key that sorts findings: those that mean another model come first."""
     return (DIFFERENT, CAUTION, NOTE).index(finding.level)
 
 
@@ -227,7 +230,7 @@ def wrong_of(found: list[Finding]) -> list[Finding]:
 
 
 def untold(reason: str, found: list[Finding], *more) -> Verdict:
-    """The verdict if nothing can be compared; findings from the ranks alone still count."""
+    """The verdict if nothing can be compared. Findings from the ranks alone still count."""
     if wrong := wrong_of(found):
         note = Finding("not_compared", NOTE, f"not compared with one process: {reason}")
         return Verdict(DIFFERENT, wrong[0].says, [*found, note], *more)
@@ -259,7 +262,7 @@ def measured(rounding: Callable[[], list[tuple[float, float]]]) -> tuple[list[tu
 
 
 def two_scripts(one: Recording, other: Recording, rounding: list[tuple[float, float]] | None = None) -> list[Finding]:
-    """What two scripts, each with its own samples, do differently, in the first step with a difference.
+    """What two scripts, each with its own samples, do differently in the first step in which they differ.
 
     Gradients and weights are compared as long as all samples so far are the same. rounding: for each step, how far
     rounding alone moves the gradient and the weights (rounding_of); without it, they may differ as ranks in half
@@ -293,7 +296,7 @@ def two_scripts(one: Recording, other: Recording, rounding: list[tuple[float, fl
 def two_commits(one: Recording, other: Recording, rounding: list[tuple[float, float]] | None = None) -> list[Finding]:
     """What a change does differently from its base: as two_scripts, but like with like, and on every rank.
 
-    rounding: as there; without it, only equal sums are the same.
+    rounding: as there; without it, gradients and weights must be equal.
     """
     rounding = rounding or [(0.0, 0.0)]
     found = two_scripts(one, other, rounding)
@@ -321,7 +324,7 @@ def two_commits(one: Recording, other: Recording, rounding: list[tuple[float, fl
 
 
 def size_unknown(one: Recording, other: Recording) -> str:
-    """Why gradients of other sizes may look the same, such as a sum over ranks and a mean; empty if they do not."""
+    """Why gradients of different sizes, such as a sum over ranks and a mean, may look the same; empty if they can't."""
     if any(_always_as_large(each) and not _factors(each, 0).size for each in (one, other)):
         return (
             "gradients come to the same norm in each step, as where a script clips them itself, so that a sum over"
@@ -349,10 +352,10 @@ def _other_start(one: Recording, other: Recording) -> list[Finding]:
 
 
 def other_settings(one: Recording, other: Recording) -> list[Finding]:
-    """What optimizers are told otherwise, in the first step with such a difference.
+    """Which settings of optimizers differ, in the first step with such a difference.
 
-    In so few steps it may move weights by less than rounding is allowed to, as a slightly other weight decay does.
-    Groups of parameters are not compared one by one, since a change may order or divide them otherwise.
+    In so few steps, a setting such as a slightly different weight decay may move weights by less than rounding may.
+    Groups of parameters are not compared one by one, since a change may reorder or divide them.
     """
     for step in range(min(one.steps, other.steps)):
         mine, theirs = (_settings(each, step) for each in (one, other))
@@ -374,9 +377,9 @@ def other_settings(one: Recording, other: Recording) -> list[Finding]:
 
 
 def _other_buffers(one: Recording, other: Recording, rounding: list[tuple[float, float]]) -> list[Finding]:
-    """Buffers of the same name that differ although weights do not, as by another momentum of batch normalisation.
+    """Buffers of the same name that differ although the weights do not, as if batch normalisation has another momentum.
 
-    Together they may be as far apart as weights may, as a share of how far they have moved. Only rank 0's are compared.
+    Together, they may differ as much as weights may, relative to how far they have moved. Only rank 0's are compared.
     """
     for step in range(min(one.steps, other.steps)):
         mine, its = (each.ranks[0]["steps"][step].get("buffers", {}) for each in (one, other))
@@ -385,18 +388,18 @@ def _other_buffers(one: Recording, other: Recording, rounding: list[tuple[float,
         differing = [name for name in names if not np.array_equal(mine[name], its[name], equal_nan=True)]
         if not differing:  # also where both have a mask of infinities
             continue
-        apart = np.linalg.norm([np.subtract(mine[name], its[name])[1:] for name in differing])
+        distance = np.linalg.norm([np.subtract(mine[name], its[name])[1:] for name in differing])
         movements = np.nan_to_num([np.subtract(its[name], began[name])[1:] for name in names], posinf=0, neginf=0)
         moved = np.linalg.norm(movements) or np.linalg.norm([its[name][0] for name in differing])
         limit = ABOVE_FLOOR * max(SMALLEST_ELSE, rounding[min(step, len(rounding) - 1)][1])
-        if not apart <= limit * moved:
+        if not distance <= limit * moved:
             says = f"the weights are the same, and buffers are not: {_listed(differing)}"
             return [Finding("buffer", DIFFERENT, says, step=step + 1, line=_line(one, step))]
     return []
 
 
 def _other_options(recorded: Recording, alone: Recording) -> list[Finding]:
-    """What optimizers are told otherwise on one process from the first step on, but for the rate (_other_rates)."""
+    """Which settings of optimizers differ on one process from the first step on, but for the rate (_other_rates)."""
     do = "set it by what does not depend on the number of ranks."
     return [
         replace(each, says=f"{each.says.replace(' against ', ', and ')} on one process", do=do)
@@ -406,7 +409,7 @@ def _other_options(recorded: Recording, alone: Recording) -> list[Finding]:
 
 
 def _settings(recorded: Recording, step: int) -> dict[str, list]:
-    """The different values of each setting of rank 0's optimizers, over all groups of parameters with gradients."""
+    """The distinct values of each setting of rank 0's optimizers, over all groups of parameters with gradients."""
     values: dict[str, list] = {}
     for group in recorded.ranks[0]["steps"][step].get("settings", []):
         for name, value in group.items():
@@ -416,7 +419,7 @@ def _settings(recorded: Recording, step: int) -> dict[str, list]:
 
 
 def _among(values: list, others: list) -> bool:
-    """Whether each value is one of the others, to the rounding of a schedule that is written in another way."""
+    """Whether each value is among the others, up to the rounding of a schedule that is computed in another way."""
     return all(any(_same_value(value, other) for other in others) for value in values)
 
 
@@ -485,10 +488,10 @@ def _other_step(one: Recording, other: Recording, step: int, limits: list[float]
 
 
 def _other_gradients(one: Recording, other: Recording, step: int, limit: float) -> list[tuple[str, float | None]]:
-    """The weights whose own gradient differs by more than this share of it, in the model's order.
+    """The weights whose own gradient differs by more than this share of its norm, in the model's order.
 
-    Each with the norm of its gradient divided by the other's, None if that is zero. What rounding does to a gradient
-    that is zero but for rounding does not count.
+    Each has the norm of its gradient divided by the other's, or None if the other's is zero. A gradient that is zero
+    but for rounding does not count.
     """
     names = _common(one, other, step)
     least = ROUNDED * float(np.linalg.norm(_gradients(other, step, names)[:, 1:]))
@@ -560,9 +563,9 @@ def _same_samples(recorded: Recording) -> list[Finding]:
 
 
 def _always_shared(recorded: Recording) -> int:
-    """How many samples of each step more than one rank trains, if these are as many each time, as if by a rule.
+    """How many samples of each step more than one rank trains, if the number is the same in each step, as if by a rule.
 
-    By chance they would not be. Samples that several steps have, such as a constant input, do not count.
+    By chance it would vary. Samples that occur in several steps, such as a constant input, do not count.
     """
     steps = [[set(_rows(rank["steps"][step])) for rank in recorded.ranks] for step in range(recorded.steps)]
     seen_in = Counter(row for ranks in steps for row in set().union(*ranks))
@@ -574,7 +577,7 @@ def _always_shared(recorded: Recording) -> int:
 
 
 def _divided_otherwise(recorded: Recording) -> list[Finding]:
-    """Find samplers that divide an epoch among ranks, each in an order of its own, so that their parts overlap."""
+    """Find samplers that divide an epoch among ranks in a different order on each rank, so that their parts overlap."""
     for same in loaders_alike(recorded.ranks):
         if len(same) < recorded.world or not _of_one_data(same) or _has_own_data(recorded, same):
             continue
@@ -627,7 +630,7 @@ def _indices_disjoint(recorded: Recording) -> bool:
 
 
 def _at_once(loaders: list[dict]) -> list[list[int]]:
-    """The indices that all ranks get at the same position; those of an epoch, if rank 0 draws for all ranks."""
+    """The indices that all ranks get at the same position, or those of an epoch if rank 0 draws for all ranks."""
     if loaders[0]["dispatched"]:
         return [_flat(epoch) for epoch in loaders[0]["batches"]]
     epochs = zip(*(loader["batches"] for loader in loaders), strict=False)
@@ -635,12 +638,12 @@ def _at_once(loaders: list[dict]) -> list[list[int]]:
 
 
 def _that_train(recorded: Recording) -> list[list[dict]]:
-    """The loaders of all ranks that give samples to train on, each kind with those of each rank."""
+    """The loaders of training samples, each with its counterparts on all ranks."""
     return [same for same in loaders_alike(recorded.ranks) if len(same) == recorded.world and same[0]["trains"]]
 
 
 def _has_own_data(recorded: Recording, loaders: list[dict]) -> bool:
-    """Whether ranks got other samples under the same indices, as each has a file of its own."""
+    """Whether ranks got different samples for the same indices, as if each reads a file of its own."""
     if len(loaders) < recorded.world or recorded.world == 1:
         return False
     rows = [_row_of_index(rank, loader) for rank, loader in zip(recorded.ranks, loaders, strict=True)]
@@ -649,14 +652,14 @@ def _has_own_data(recorded: Recording, loaders: list[dict]) -> bool:
 
 
 def _row_of_index(rank: dict, loader: dict) -> dict[int, str]:
-    """What each index of a rank's first epoch was, where its model was called once with each of the batches."""
+    """The sample of each index in a rank's first epoch, if its model was called once with each batch."""
     calls = [call["rows"] for step in rank["steps"] for call in step["calls"]]
     pairs = [pair for pair in zip(loader["batches"][0], calls, strict=False) if len(pair[0]) == len(pair[1])]
     return {index: row for batch, rows in pairs for index, row in zip(batch, rows, strict=True)}
 
 
 def _of_one_data(loaders: list[dict]) -> bool:
-    """Whether the loaders of all ranks have the same data, so that an index means the same sample."""
+    """Whether the loaders of all ranks have the same data, so that an index means the same sample on each."""
     return len({loader["subset"] for loader in loaders}) == 1
 
 
@@ -750,7 +753,7 @@ def _in_no_part(recorded: Recording, size: int) -> int:
 
 
 def _meant(loaders: list[dict]) -> tuple[int, str]:
-    """How many samples an epoch of all ranks is to have, and whose number that is, in words."""
+    """How many samples an epoch of all ranks should have, and where that number comes from, in words."""
     chosen = [loader.get("chosen") for loader in loaders]
     if not all(chosen):
         return loaders[0]["size"], "the data has"
@@ -775,7 +778,7 @@ def _whole(loaders: list[dict]) -> bool:
 
 
 def _at_the_end(loaders: list[dict]) -> bool:
-    """Whether only the last batches of an epoch hold samples again, as those of a sampler do that fills them up."""
+    """Whether only the last batches of an epoch repeat samples, as if a sampler pads them."""
     epochs = [loader["batches"][0] for loader in loaders]
     earlier = _flat([_flat(epoch[:-1]) for epoch in epochs])
     return _whole(loaders) and len(earlier) == len(set(earlier))
@@ -803,8 +806,8 @@ def _drifting(recorded: Recording) -> list[Finding]:
             if not names:
                 continue
             gradients = rank["steps"][step]["gradients"]
-            apart = [name for name in gradients if not _alike(gradients[name], first["gradients"].get(name))]
-            theirs = [name for name in apart if name not in own]
+            differing = [name for name in gradients if not _alike(gradients[name], first["gradients"].get(name))]
+            theirs = [name for name in differing if name not in own]
             if theirs:
                 says = f"gradients are not averaged over ranks, so their weights drift apart: {_listed(theirs)}"
                 do = (
@@ -843,7 +846,7 @@ def _clipped_while_scaled(recorded: Recording) -> list[Finding]:
 
 
 def _clipped_apart(recorded: Recording) -> list[Finding]:
-    """Find ranks that clip by factors of their own, although all step along the same gradients in the end."""
+    """Find ranks that clip by different factors, although all of them step along the same gradients in the end."""
     if divided(recorded):
         return []
     for step in range(recorded.steps):
@@ -954,7 +957,7 @@ def _saved_as_module(recorded: Recording) -> list[Finding]:
 
 
 def _judged_coarsely(smallest: float) -> list[Finding]:
-    """Say up to where a difference does not count in half precision, as of means over unequal numbers of tokens."""
+    """Say which differences do not count in half precision, such as those of means over unequal numbers of tokens."""
     if smallest == SMALLEST_ELSE:
         return []
     says = f"in half precision differences of up to {ABOVE_FLOOR * smallest:.2g} of what training changes do not count"
@@ -962,7 +965,7 @@ def _judged_coarsely(smallest: float) -> list[Finding]:
 
 
 def _other_data(recorded: Recording, alone: Recording) -> Finding | None:
-    """Find ranks whose data set has other samples than rank 0's, which the replay uses, under the same indices."""
+    """Find ranks whose data set has other samples for the same indices than rank 0's, which the replay uses."""
     mine = [Counter(_rows(rank["steps"][0])) for rank in recorded.ranks]
     its = Counter(_union(alone, 0))
     as_many = its.total() == sum(rows.total() for rows in mine)
@@ -1001,7 +1004,7 @@ def _other_samples(recorded: Recording, alone: Recording, steps: int) -> str:
 def _renamed(one: Recording, other: Recording) -> dict[str, str]:
     """The new name (one's) of each parameter of the other; empty unless only names differ.
 
-    They do if both have as many parameters, which begin with the same values in the same order.
+    Only names differ if both have equally many parameters that begin with the same values in the same order.
     """
     mine, theirs = (each.ranks[0]["initial"]["hashes"] for each in (one, other))
     if list(mine) == list(theirs) or list(mine.values()) != list(theirs.values()):
@@ -1010,7 +1013,7 @@ def _renamed(one: Recording, other: Recording) -> dict[str, str]:
 
 
 def _with_names(recorded: Recording, names: dict[str, str] | dict[str, None]) -> Recording:
-    """A recording with other names of parameters, wherever they occur; those whose name is None are left out."""
+    """A recording with its parameters renamed wherever they occur. Those whose new name is None are left out."""
 
     def renamed(by_name: dict) -> dict:
         new = {name: names.get(name, name) for name in by_name}
@@ -1028,9 +1031,9 @@ def _with_names(recorded: Recording, names: dict[str, str] | dict[str, None]) ->
 
 
 def _alike_beside(*recordings: Recording) -> list[Recording]:
-    """Recordings without parameters beside a model that begin unlike on ranks, if they are copies of the model's.
+    """Recordings without parameters outside the model that begin unlike on ranks, if they are copies of the model's.
 
-    Each rank may hold a part of these. They are copies if an optimizer holds none of the model's own.
+    Each rank may hold a part of them. They are copies if no optimizer holds any of the model's own parameters.
     """
     if "unstepped" in recordings[0].ranks[0]["steps"][0]:
         return list(recordings)
@@ -1189,12 +1192,12 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
 
 
 def _smallest(recorded: Recording) -> float:
-    """The floor for the lowest precision of a training, as a share of its update."""
+    """The floor for the lowest precision in a training, as a share of its update."""
     return max(SMALLEST.get(kind, SMALLEST_ELSE) for kind in recorded.ranks[0]["notes"].get("precisions", ["-"]))
 
 
 def _rows(step: dict, model: int | None = None) -> list[str]:
-    """The samples of a step; if a model is named by its number, those that it was called with."""
+    """The samples of a step, or if a model is named by its number, those that it was called with."""
     return [row for call in step["calls"] if model in (None, call["model"]) for row in call["rows"]]
 
 
@@ -1208,7 +1211,7 @@ def _own_rates(alone: Recording, step: int) -> list[float | None]:
 
 
 def _mean_loss(recorded: Recording, step: int) -> float | None:
-    """The mean over ranks of what each has differentiated in a step, in all of its micro-batches."""
+    """The mean over ranks of the loss that each has differentiated in a step, over all of its micro-batches."""
     losses = [sum(rank["steps"][step]["losses"]) for rank in recorded.ranks if rank["steps"][step]["losses"]]
     return float(np.mean(losses)) if losses else None
 
@@ -1254,7 +1257,7 @@ def _common(recorded: Recording, alone: Recording, step: int) -> set[str]:
 
 
 def _compared(recorded: Recording, alone: Recording, floor: Recording, step: int) -> set[str]:
-    """The parameters whose gradients are compared in a step, with what rounding alone makes of them."""
+    """The parameters whose gradients are compared in a step; the floor must have them, too."""
     return _common(recorded, alone, step) & floor.ranks[0]["steps"][step]["gradients"].keys()
 
 
@@ -1306,7 +1309,7 @@ def _gradient_distance(one: Recording, other: Recording, step: int, names: set[s
 def _gradient_differs(
     recorded: Recording, alone: Recording, floor: Recording, step: int, names: set[str] | None = None
 ) -> bool:
-    """Whether the whole gradient is another, or that of the parameters with these names."""
+    """Whether the whole gradient differs, or that of the parameters with these names."""
     names = _compared(recorded, alone, floor, step) if names is None else names
     if not names:
         return False
@@ -1315,16 +1318,16 @@ def _gradient_differs(
 
 
 def _any_gradient_differs(recorded: Recording, alone: Recording, floor: Recording, step: int) -> bool:
-    """Whether the whole gradient is another, or that of a single parameter, or what clipping has made alike."""
+    """Whether the gradient differs, as a whole, in a single parameter, or in what clipping has made equal."""
     sides = recorded, alone, floor
     whole = _gradient_differs(*sides, step) or _size_differs(*sides, step)
     return whole or bool(_other_parts(*sides, step)) or _clips_otherwise(*sides, step)
 
 
 def _size_differs(recorded: Recording, alone: Recording, floor: Recording, step: int) -> bool:
-    """Whether gradients of which only the norm is known have another one.
+    """Whether the norm differs of gradients of which only the norm is known.
 
-    Unlike a distance, the difference of two norms may be nothing by chance, also of what rounding does.
+    Unlike a distance, the difference of two norms may be zero by chance; so may the one that is due to rounding.
     """
     if _common(recorded, alone, step):
         return False
@@ -1335,14 +1338,14 @@ def _size_differs(recorded: Recording, alone: Recording, floor: Recording, step:
 
 
 def _factors(recorded: Recording, step: int) -> np.ndarray:
-    """What rank 0's gradients were multiplied by to clip them in a step, call by call."""
+    """The factors by which rank 0's gradients were clipped in a step, one for each call."""
     noted = recorded.ranks[0]["steps"][step]
     by_hand = [noted["by_hand"]] if "by_hand" in noted and _always_as_large(recorded) else []
     return np.array(noted.get("factors") or by_hand)
 
 
 def _always_as_large(recorded: Recording) -> bool:
-    """Whether gradients come to the same norm in each step, as those do that a script clips by itself.
+    """Whether gradients have the same norm in each step, as they have if a script clips them by itself.
 
     The norm may be that of all parameters that a step updates, or of each of them.
     """
@@ -1359,7 +1362,7 @@ def _always_as_large(recorded: Recording) -> bool:
 
 
 def _clips_otherwise(recorded: Recording, alone: Recording, floor: Recording, step: int) -> bool:
-    """Whether gradients are clipped by another factor than on one process, which makes other gradients alike."""
+    """Whether clipping uses another factor than on one process, so that different gradients look alike afterwards."""
     mine, its, reversed_ = (_factors(each, step) for each in (recorded, alone, floor))
     if not mine.shape == its.shape == reversed_.shape:
         return False
@@ -1370,7 +1373,7 @@ def _clips_otherwise(recorded: Recording, alone: Recording, floor: Recording, st
 
 
 def _hidden_by_clipping(recorded: Recording, alone: Recording, step: int) -> float:
-    """How many times as much as on one process clipping has made of the gradient before it; 1 if that can't be told."""
+    """How large the gradient was before clipping, relative to that on one process; 1 if the factors do not tell."""
     mine, its = (_factors(each, step) for each in (recorded, alone))
     if not mine.size or mine.shape != its.shape or not mine.all() or not its.all():
         return 1.0
@@ -1380,18 +1383,18 @@ def _hidden_by_clipping(recorded: Recording, alone: Recording, step: int) -> flo
 
 
 def _other_parts(recorded: Recording, alone: Recording, floor: Recording, step: int) -> list[str]:
-    """The parameters whose own gradient is another, however small a share of the whole gradient it is.
+    """The parameters whose own gradient differs, however small a share of the whole gradient it is.
 
-    A gradient that is zero but for rounding, as that of a key's bias in attention, has no direction to differ in. In
-    half precision reversing a batch does not tell how far rounding moves it, so only differences that the whole
-    gradient would show by itself count.
+    A gradient that is zero but for rounding, such as that of a key's bias in attention, has no direction to differ in.
+    In half precision, reversing a batch does not tell how far rounding moves it, so only differences count that the
+    whole gradient would show by itself.
     """
     names = sorted(_compared(recorded, alone, floor, step))
     mine, its, reversed_ = (_gradients(each, step, names)[:, 1:] for each in (recorded, alone, floor))
-    own, apart, rounding = (np.linalg.norm(each, axis=1) for each in (its, mine - its, reversed_ - its))
+    own, distance, rounding = (np.linalg.norm(each, axis=1) for each in (its, mine - its, reversed_ - its))
     smallest = _smallest(recorded)
     least = np.linalg.norm(its) * (ROUNDED if smallest == SMALLEST_ELSE else ABOVE_FLOOR * smallest)
-    differs = apart > np.maximum(np.maximum(PART * own, ABOVE_FLOOR * rounding), least)
+    differs = distance > np.maximum(np.maximum(PART * own, ABOVE_FLOOR * rounding), least)
     return [name for name, each in zip(names, differs, strict=True) if each]
 
 

@@ -23,7 +23,7 @@ def headline(outcome: gate.Outcome) -> str:
 
 
 def speed_says(outcome: gate.Outcome) -> str:
-    """The speed in a sentence, whatever the verdict; "not measured" without a timed block."""
+    """A sentence on the speed, whatever the verdict; "not measured" without a timed block."""
     if not outcome.speed:
         return "not measured, since it is another model" if outcome.model == gate.UNEQUAL else "not measured"
     return gate.speed_told(outcome)
@@ -37,7 +37,7 @@ def model_says(outcome: gate.Outcome) -> str:
 
 
 def conditions(outcome: gate.Outcome) -> str:
-    """What the numbers hold for, in one line."""
+    """The conditions under which the numbers were measured, in one line."""
     ranks = f"{outcome.world} rank{'s' * (outcome.world != 1)}"
     steps = f"{outcome.steps} timed steps a run"
     torch = f"PyTorch {outcome.torch}" if outcome.torch else ""

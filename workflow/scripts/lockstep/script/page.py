@@ -9,7 +9,7 @@ from lockstep.script.pretended import CANNOT_KNOW
 
 
 def page(verdict: Verdict, command: str, gpus: int) -> str:
-    """A page in one file. command: the proven command; gpus: the number of pretended GPUs, 0 without."""
+    """The page, in one file. command: the proven command; gpus: the number of pretended GPUs, 0 without."""
     rehearsed = CANNOT_KNOW if gpus else ""
     context = {"verdict": asdict(verdict), "command": command, "rehearsed": rehearsed}
     return rendering.page("proof.html.j2", say("script_title"), context)

@@ -40,7 +40,6 @@ import hashlib
 import subprocess
 import sysconfig
 import tempfile
-from functools import cache
 from pathlib import Path
 
 from lockstep import caches
@@ -49,7 +48,7 @@ from lockstep.paths import PROJECT
 
 PARTS = PROJECT / "workflow" / "pretended"
 LOADED = ("sitecustomize.py", "torch_cuda.py", "pynvml.py")
-SOURCES = ("gpus.cpp", "group.cpp", "memory.h", "sizes.h", "cache.h")
+FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-DTORCH_EXTENSION_NAME=pretended", "-DUSE_C10D", "-DUSE_DISTRIBUTED")
 CANNOT_KNOW = (
     "pretended GPUs compute on the CPU: they can't know times, memory of kernels and NCCL, or how a GPU rounds"
 )
@@ -66,23 +65,27 @@ def variables(gpus: int) -> dict[str, str]:
         raise BadInput("--gpus: PyTorch is built for real GPUs here, but only its CPU build takes pretended ones.")
     return {
         "LOCKSTEP_PRETENDED_GPUS": str(gpus),
-        "LOCKSTEP_PRETENDED_LIBRARIES": str(_kept()),
+        "LOCKSTEP_PRETENDED_LIBRARIES": str(libraries()),
     }
 
 
-def _kept() -> Path:
-    """The folder of the compiled libraries, which are cached."""
+def libraries() -> Path:
+    """The folder of the compiled libraries. They are kept in the user's cache until their sources or PyTorch change.
+
+    Raises BadInput if they can't be compiled.
+    """
     import torch
 
-    sources = b"".join((PARTS / name).read_bytes() for name in SOURCES)
-    named = hashlib.sha256(sources + torch.__version__.encode()).hexdigest()[:12]
+    sources = b"".join(file.read_bytes() for file in sorted(PARTS.iterdir()) if file.suffix in (".cpp", ".h"))
+    named = hashlib.sha256(sources + " ".join((torch.__version__, *FLAGS)).encode()).hexdigest()[:12]
     cache_folder = caches.asked() / "lockstep"
     folder = cache_folder / f"pretended-{named}"
     if not folder.is_dir():
         cache_folder.mkdir(parents=True, exist_ok=True)
         print("compiling pretended GPUs, once", flush=True)
         with tempfile.TemporaryDirectory(dir=cache_folder) as temporary:
-            made = libraries(Path(temporary) / "made")
+            made = Path(temporary) / "made"
+            _compile(made)
             try:
                 made.rename(folder)
             except OSError:  # another process has made them meanwhile
@@ -91,16 +94,14 @@ def _kept() -> Path:
     return folder
 
 
-@cache
-def libraries(folder: Path) -> Path:
+def _compile(folder: Path) -> None:
     """Compile gpus.cpp and group.cpp into `folder`. There are two, as one is loaded before PyTorch's Python part."""
     import torch
     from torch.utils import cpp_extension
 
-    folder.mkdir(exist_ok=True)
+    folder.mkdir()
     includes = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
-    flags = ["-std=c++20", "-O1", "-fPIC", "-shared", "-DTORCH_EXTENSION_NAME=pretended", "-DUSE_C10D"]
-    flags += ["-DUSE_DISTRIBUTED", *(f"-I{path}" for path in includes)]
+    flags = [*FLAGS, *(f"-I{path}" for path in includes)]
     linked = [f"-L{cpp_extension.TORCH_LIB_PATH}", "-lc10", "-ltorch_cpu"]
     try:
         compilers = [
@@ -113,4 +114,3 @@ def libraries(folder: Path) -> Path:
         raise BadInput(
             f"--gpus: pretended GPUs can't be compiled for PyTorch {torch.__version__}; the compiler said why."
         )
-    return folder

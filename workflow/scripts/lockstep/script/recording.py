@@ -44,7 +44,7 @@ OF_ONE |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "PMI_RANK": "0", "PMI_SIZE": "1"}
 
 
 class Hangs(RunFailed):
-    """A command did no further step for too long, and was ended."""
+    """Raised if a command did no further step for too long, and was ended."""
 
 
 class OthersIdle(RunFailed):
@@ -98,7 +98,7 @@ class Recording:
         return min(len(rank["steps"]) for rank in self.ranks)
 
     def broken_off(self, steps: int) -> str:
-        """How it failed before it did so many steps; empty if it did them, or ended by itself before."""
+        """Why it failed before it had done this many steps; empty if it did them, or ended by itself before."""
         if self.hung or self.steps >= steps:
             return self.hung
         after = f"after {self.steps} of {steps} steps"
@@ -131,13 +131,13 @@ class Recording:
         return np.unique(np.fromfile(self.folder / loader["part"]["file"], np.int64) % loader["part"]["size"])
 
     def until(self, steps: int) -> "Recording":
-        """The same without later steps."""
+        """The recording without later steps."""
         return replace(self, ranks=[rank | {"steps": rank["steps"][:steps]} for rank in self.ranks])
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What a timed run of a script showed: seconds per optimizer step (mean and median), over so many steps."""
+    """The result of a timed run of a script: seconds per optimizer step (mean and median), and the number of steps."""
 
     seconds: float
     median: float
@@ -251,7 +251,7 @@ def replay(
 
 
 def merged(recorded: Recording, in_turn: bool = False) -> dict:
-    """The part of a recording that a replay needs: the batches of all ranks, with their parts, and the learning rates.
+    """What a replay needs of a recording: the batches of all ranks, with their parts, and the learning rates.
 
     Batches of one turn are merged or, if `in_turn`, follow one another.
     """
@@ -270,7 +270,7 @@ def merged(recorded: Recording, in_turn: bool = False) -> dict:
 
 
 def _inputs(recorded: Recording) -> list[list[str]]:
-    """The file of each rank's inputs for each call of a model; none if they are not all that a loss depends on."""
+    """The file of each rank's inputs for each call of a model; empty if a loss depends on anything else, too."""
     if recorded.world == 1 or not all(step.get("inside") for rank in recorded.ranks for step in rank["steps"]):
         return []
     counts = [sum(len(step["calls"]) for step in rank["steps"]) for rank in recorded.ranks]
@@ -289,7 +289,7 @@ def _joined(turns: list[list[list]], in_turn: bool) -> list[list]:
 
 
 def loaders_alike(ranks: list[dict]) -> list[list[dict]]:
-    """Corresponding data loaders of all ranks: those with indices over data of the same size, in order of creation.
+    """The data loaders of all ranks that correspond: by the size of the data that they index, in order of creation.
 
     Those of which each rank has another part of the same data (Subset) count as loaders of all of it.
     """
@@ -412,7 +412,7 @@ def _wait(process: subprocess.Popen, folder: Path, asked: Asked, script_folder: 
 
 
 def _standing(folder: Path, script_folder: str) -> list[str]:
-    """What each rank of a command that hangs has done and where it is now, in words, as far as it can be told."""
+    """A sentence on what each rank of a command that hangs has done, and where it is now if that is known."""
     steps = {each["pid"]: each for each in _all(folder, "process")}
     started = _all(folder, "started")
     for about in started:
@@ -439,7 +439,7 @@ def _lives(pid: int) -> bool:
 
 
 def _line_of(stacks: Path, script_folder: str) -> str:
-    """The line of its script in which a process is, and what is called there; empty if its threads don't tell it."""
+    """The line of its script where a process is, and what it calls there; empty if its threads do not show it."""
     for thread in stacks.read_text(encoding="utf-8", errors="replace").split("\n\n") if stacks.is_file() else ():
         frames = FRAME.findall(thread)  # the innermost first
         for place, (name, line, _) in enumerate(frames):
@@ -452,7 +452,7 @@ def _line_of(stacks: Path, script_folder: str) -> str:
 
 
 def _all_are_done(folder: Path) -> bool:
-    """Whether every rank has done its steps, and has ended itself for that."""
+    """Whether every rank has done its steps, and has ended itself because of that."""
     done = [file.suffix for file in folder.glob("done.*")]
     if not done:
         return False
@@ -463,8 +463,8 @@ def _all_are_done(folder: Path) -> bool:
 def _end_all(process: subprocess.Popen, folder: Path, signals: list[signal.Signals]) -> None:
     """End what remains of a command: its descendants, and others with this recording in their environment.
 
-    Each signal is sent to those that the one before has not ended in GRACE seconds. They are looked for only once, as a
-    process whose parent has ended is no descendant any more.
+    Each signal is sent to those that the previous one has not ended within GRACE seconds. They are looked for only
+    once, since a process whose parent has ended is no descendant any more.
     """
     left: set[psutil.Process] = set()
     try:
@@ -495,7 +495,7 @@ def _records(process: psutil.Process, folder: Path) -> bool:
 
 
 def _all(folder: Path, kind: str) -> list[dict]:
-    """What processes have written of this kind."""
+    """All files of this kind that processes have written."""
     return [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob(f"{kind}.*.json"))]
 
 
@@ -563,7 +563,7 @@ def _others_are_idle(first: dict, processes: list[dict], count: int) -> bool:
 
 
 def _first_failure(folder: Path) -> str:
-    """The error of the process that failed first, without those that started others; empty if none is known."""
+    """The error of the process that failed first, not counting those that started others; empty if none is known."""
     parents = {each["parent"] for each in _all(folder, "started")}
     files = sorted(folder.glob("failed.*.json"), key=lambda file: file.stat().st_mtime_ns)
     failed = [json.loads(file.read_text(encoding="utf-8")) for file in files]
@@ -576,7 +576,7 @@ def _last_words(log: Path) -> str:
 
 
 def _start(recorded: Recording) -> dict:
-    """How rank 0's script was started; for a process of multiprocessing, how its parent was started."""
+    """The command that started rank 0's script; for a process of multiprocessing, the one that started its parent."""
     started = {about["pid"]: about for about in _all(recorded.folder, "started")}
     if recorded.ranks[0]["pid"] not in started:
         raise RunFailed("its ranks are forks of a process that had imported PyTorch, so how to start one is not known")
@@ -587,5 +587,5 @@ def _start(recorded: Recording) -> dict:
 
 
 def _script(command: list[str], folder: Path) -> Path | None:
-    """The first Python file that a command names, which is started in a folder."""
+    """The first Python file that a command names, if it is started in this folder."""
     return next((folder / word for word in command if word.endswith(".py") and (folder / word).is_file()), None)

@@ -7,8 +7,8 @@ device.
 
 Advantages: tensor cores on GPUs, and half the memory for activations.
 Limits: not the same numbers as float32; with fp16 some updates may be skipped.
-On a CPU: bf16, because fp16 autocast is 10 to 17 times slower than float32 there. bf16 is faster than float32 only
-where the CPU has bf16 instructions.
+On a CPU: bf16, because more CPUs have instructions for it than for fp16. It is faster than float32 only where the CPU
+has them; with AVX2 alone a step takes 7 to 9 times as long in either (docs/performance.md).
 """
 
 import torch

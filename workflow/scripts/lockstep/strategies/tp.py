@@ -108,7 +108,7 @@ class Strategy(fsdp.Strategy):
         return super(fsdp.Strategy, self).autocast()
 
     def padded_width(self, width):
-        """With `sequence` a multiple of the number of ranks, because all of them have equally many tokens."""
+        """With `sequence` the width is rounded up to a multiple of the number of ranks, which divide it evenly."""
         ranks = self.options["tensor"] if self.options["sequence"] else 1
         return -(-width // ranks) * ranks
 

@@ -179,7 +179,7 @@ class Task(_task.Task):
         places = np.flatnonzero(holds)
         chosen = places[np.random.default_rng(wanted.seed).permutation(len(places))[: wanted.count]]
         return [
-            (names[at], segments.shares(samples.labels[at], labels), np.asarray(samples.pixels[at])) for at in chosen
+            (names[at], segments.fractions(samples.labels[at], labels), np.asarray(samples.pixels[at])) for at in chosen
         ]
 
     def predict(self, folder, model, inputs):
@@ -200,7 +200,7 @@ class Task(_task.Task):
         counts = np.zeros((len(inputs), len(labels)), np.int64)
         samples = segments.Segments(np.stack(pixels), unknown, unknown, counts, about["mean"], about["std"])
         masks = _predicted(model, samples)
-        return [(segments.shares(mask, labels), None, segments.mask_png(mask)) for mask in masks]
+        return [(segments.fractions(mask, labels), None, segments.mask_png(mask)) for mask in masks]
 
     def beside(self, split: Path, ids: list[int], masks: list[np.ndarray]) -> list[bytes]:
         """Images of the split stored in a folder, each drawn beside its true mask and one of `masks`, as PNG files."""
@@ -260,7 +260,7 @@ class Task(_task.Task):
             ["image", "pixels", "pixel_accuracy", "miou", *(f"iou_{name}" for name in labels)],
             (
                 [name, int(of_image.sum()), f"{pixel_accuracy(of_image):.6f}", f"{miou(of_image):.6f}"]
-                + ["" if share is None else f"{share:.6f}" for share in ious(of_image)]
+                + ["" if iou is None else f"{iou:.6f}" for iou in ious(of_image)]
                 for name, of_image in zip(names, confusions, strict=True)
             ),
         )
@@ -335,16 +335,16 @@ def ious(matrix: np.ndarray) -> list[float | None]:
 
 def miou(matrix: np.ndarray) -> float:
     """The mean intersection over union of the classes that have any pixel, true or predicted."""
-    there = [share for share in ious(matrix) if share is not None]
+    there = [iou for iou in ious(matrix) if iou is not None]
     return float(np.mean(there)) if there else 0.0
 
 
 def _table(scores: dict, matrix: np.ndarray) -> str:
     """The test report as text: the figures of each class, and of all classes."""
     lines = [f"{'':<20}{'IoU':>10}{'precision':>12}{'recall':>10}{'pixels':>12}"]
-    for number, (name, share) in enumerate(scores["iou"].items()):
+    for number, (name, iou) in enumerate(scores["iou"].items()):
         right, taken, there = matrix[number, number], matrix[:, number].sum(), matrix[number].sum()
-        figures = [share, right / taken if taken else None, right / there if there else None]
+        figures = [iou, right / taken if taken else None, right / there if there else None]
         told = ["-" if figure is None else f"{figure:.4f}" for figure in figures]
         lines.append(f"{name:<20}{told[0]:>10}{told[1]:>12}{told[2]:>10}{int(there):>12,}")
     pixels = f"over {int(matrix.sum()):,} pixels of {scores['images']:,} images; pixels of no class are not counted"

@@ -125,15 +125,15 @@ def _require_fit(model, samples: Tokens, folder: Path) -> None:
     longest = np.array([samples.lengths.argmax()])
     try:
         padding.scores(model, samples, longest, samples.longest).cpu()  # where a GPU's errors are raised
-        share = padding.influence(model, samples)
+        change = padding.influence(model, samples)
     except (RuntimeError, IndexError, ValueError) as error:
         raise BadInput(
             f"{folder}: the model can't take a text of {samples.longest} tokens ({brief(error)}). Set model_max_length"
             " in its tokenizer_config.json to the number of tokens that it takes."
         ) from None
-    if share:
+    if change:
         raise BadInput(
-            f"{folder}: padding changes a text's scores by up to {share:.2g} of the largest score. It may need padding"
+            f"{folder}: padding changes a text's scores by up to {change:.2g} of the largest score. It may need padding"
             " on the left, or ignore attention_mask. Name another model."
         )
 
