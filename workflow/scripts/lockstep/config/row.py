@@ -84,8 +84,7 @@ class Row:
         if resolved.device in literals["ONE_PROCESS_ON"]:
             processes, devices = 1, min(devices, resolved.gpu_count or devices)  # a process can't use a GPU twice
         gpu_count = min(devices, resolved.gpu_count)
-        alone = resolved.device in (*literals["ONE_DEVICE_ON"], *literals["ONE_PROCESS_ON"])
-        nodes = 1 if alone else resolved.nodes
+        nodes = 1 if registry.on_one_machine(self.strategy, resolved.device) else resolved.nodes
         cores = asked.node_cores or cpu_cores()
         threads = max(1, cores // processes) if self.asked.threads == "all" else resolved.threads
         gpus = resolved.gpus[:gpu_count] if resolved.gpus else None
@@ -97,6 +96,7 @@ class Row:
             gpus=gpus,
             threads=threads,
             nodes=nodes,
+            interface=resolved.interface if nodes > 1 else None,
         )
 
     @property

@@ -510,7 +510,7 @@ class AskedHardware:
         None,
         "The network interface between several machines, such as eth0; null is the one with the route to the first "
         "machine. On one machine it is loopback.",
-        decides=NOTHING,
+        decides=SPEED,
     )
     backend: str = key(
         "auto",
