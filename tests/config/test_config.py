@@ -426,6 +426,33 @@ def test_a_batch_that_is_said_in_the_other_way_trains_nothing_again():
     assert "train.device_batch 32, now 16" in staleness.written(more, made.record(row="x", asked=asked[0]))
 
 
+def test_a_row_on_one_machine_is_not_out_of_date_because_others_have_several():
+    asked = {"device": "cpu", "processes": 2, "threads": 1, "oversubscribe": True, "nodes": 2, "interface": "eth0"}
+    rows = {"single": {"strategy": "single"}, "ddp": {"strategy": "ddp"}}
+    config = reading.parse({"hardware": asked, "rows": rows})
+
+    def why(row: str, **recorded) -> str:
+        settings = config.rows[row].settings().of_row() | {"dropout": None}
+        settings["hardware"] |= recorded
+        return staleness.written(config, made.record(row=row, asked=settings))
+
+    assert [why(row) for row in rows] == ["", ""]
+    assert why("single", threads=3) == "made with other settings: hardware.threads 3, now 1"
+    assert why("ddp", nodes=3) == "made with other settings: hardware.nodes 3, now 2"
+    assert why("ddp", interface="ib0") == "made with other settings: hardware.interface ib0, now eth0"
+
+
+def test_a_row_on_one_of_the_chosen_gpus_is_up_to_date():
+    asked = {"device": "cuda", "node_gpus": 8, "node_cores": 8, "gpus": [7, 6]}
+    rows = {"single": {"strategy": "single"}, "ddp": {"strategy": "ddp"}}
+    config = reading.parse({"hardware": asked, "rows": rows})
+    other = reading.parse({"hardware": asked | {"gpus": [5, 6]}, "rows": rows})
+    for row in config.rows.values():
+        settings = row.settings().of_row() | {"dropout": None}
+        assert staleness.written(config, made.record(row=row.name, asked=settings)) == ""
+        assert "hardware.gpus [6" in staleness.written(other, made.record(row=row.name, asked=settings))
+
+
 def test_a_seed_that_no_generator_takes_is_refused():
     with pytest.raises(BadInput, match=r"train\.seed: 99999999999999999999 is greater than the maximum"):
         reading.parse({"train": {"seed": 99999999999999999999}})
