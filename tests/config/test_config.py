@@ -411,6 +411,16 @@ def test_a_batch_is_said_in_one_way(train, row, message):
     assert "\n" not in str(caught.value)
 
 
+def test_the_table_s_batch_is_that_of_all_devices_of_all_nodes():
+    hardware = CPU["hardware"] | {"nodes": 3}
+    train = {"device_batch": 8, "global_batch": None}
+    rows = {"ddp": {"strategy": "ddp"}, "single": {"strategy": "single"}}
+    rows["named"] = {"strategy": "ddp", "global_batch": 48}
+    checked = reading.parse({"hardware": hardware, "train": train, "rows": rows})
+    assert checked.train.global_batch == 8 * 2 * 3
+    assert [row.division for row in checked.rows.values()] == ["open", "closed", "closed"]
+
+
 def test_a_batch_that_is_said_in_the_other_way_trains_nothing_again():
     ours, theirs = ({"device_batch": 32, "global_batch": None}, {"global_batch": 64})
     said = [reading.parse(CPU | {"train": train, "rows": {"x": {"strategy": "ddp"}}}) for train in (ours, theirs)]

@@ -68,7 +68,7 @@ def parse(raw: dict, where: str = "config") -> Config:
     refuse_foreign(shared.train, asked, f"{where}: train")
     shared = replace(
         shared,
-        train=with_batch(shared.train, values["train"], lambda: resolve(shared.hardware).devices, f"{where}: train"),
+        train=with_batch(shared.train, values["train"], lambda: _devices(shared.hardware), f"{where}: train"),
     )
     values["rows"] = world_sizes.expand(values["rows"], shared, where)
     values["hardware"] = values["hardware"] | {"world_sizes": []}
@@ -92,6 +92,11 @@ def parse(raw: dict, where: str = "config") -> Config:
         quick=values["quick"],
         source=values,
     )
+
+
+def _devices(hardware: AskedHardware) -> int:
+    """The number of devices of the table, over all nodes."""
+    return resolve(hardware).devices * hardware.nodes
 
 
 def _require_task(task: str, where: str) -> None:
