@@ -159,6 +159,47 @@ def test_strings_from_the_command_line_get_the_right_type():
     assert checked.rows["zero1"].options["stage"] == 1
 
 
+def test_names_of_digits_stay_as_they_are_written(tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("data: {labels: ['01', '02', 3, 1.0], text: '007'}\npredict: {label: '01'}\n")
+    checked = reading.read([DEFAULT, mine], ["data.label=1"])
+    assert (checked.data.labels, checked.data.text, checked.data.label) == (["01", "02", "3", "1.0"], "007", 1)
+    assert checked.predict.label == "01"
+    given = {"data": {"labels": ["01", "02"]}, "train": {"max_steps": "064"}}  # as Snakemake's --config hands it over
+    checked = reading.parse(given)
+    assert (checked.data.labels, checked.train.max_steps) == (["01", "02"], 64)
+    kept = tmp_path / "kept.yaml"
+    kept.write_text(yaml.safe_dump(checked.source))
+    assert reading.read([kept]).data.labels == ["01", "02"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train: {max_steps: 064}", "mine.yaml, line 1: 064: YAML reads it as 52 (octal). Write 64, or put it in"),
+        ("train:\n  seed: -010", "mine.yaml, line 2: -010: YAML reads it as -8 (octal). Write 10, or put"),
+        ("hardware: {timeout: 10:00}", "10:00: YAML reads it as 600 (in base 60). Write a plain number, or put it"),
+        ("hardware: {timeout: 1:30.5}", "1:30.5: YAML reads it as 90.5 (in base 60)."),
+        ("data: {labels: [01, 02]}", "01: YAML reads it as 1 (octal). Write 1, or put it in quotes: '01'."),
+        ("data: {labels: [2020-01-01, b]}", "2020-01-01: YAML reads it as a date. If it is text, put it in quotes"),
+        ("data: {labels: [1.5, b]}", "data.labels.0: expected string or integer, not 1.5. If it is text, put it in"),
+        ("model: {revision: 1234567}", "model.revision: expected string or null, not 1234567. If it is text, put"),
+    ],
+)
+def test_what_yaml_reads_otherwise_than_it_looks_is_refused(tmp_path, text, message):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(text)
+    with pytest.raises(BadInput, match=re.escape(message)):
+        reading.read([DEFAULT, mine])
+
+
+def test_so_is_it_on_the_command_line():
+    with pytest.raises(BadInput, match=r"01: YAML reads it as 1 \(octal\)\. Write 1, or put it in quotes: '01'\."):
+        reading.read([DEFAULT], ["data.labels=[01, 02]"])
+    assert reading.read([DEFAULT], ["data.labels=['01', '02']"]).data.labels == ["01", "02"]
+    assert reading.read([DEFAULT], ["hardware.timeout=0600"]).hardware.timeout == 600
+
+
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
@@ -911,7 +952,7 @@ def test_labels_may_be_numbers(labels):
         ("data: {limit: 8}\nrepeats: 2\ndata: {limit: 9}", "c.yaml: not valid YAML: the key data occurs twice"),
         ("rows: {single: {strategy: single, strategy: ddp}}", "c.yaml: not valid YAML: the key strategy occurs twice"),
         ("rows: {1: {strategy: single}}", "c.yaml: rows.1: YAML does not read this name as text. Put it in quotes."),
-        ("rows: {2026-01-01: {strategy: single}}", "rows.2026-01-01: YAML does not read this name as text."),
+        ("rows: {2026-01-01: {strategy: single}}", "2026-01-01: YAML reads it as a date. If it is text, put"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_named(tmp_path, text, message):

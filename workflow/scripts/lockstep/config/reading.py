@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from lockstep.config import registry, schema, world_sizes
+from lockstep.config import registry, schema, world_sizes, yaml_text
 from lockstep.config.configuration import Config
 from lockstep.config.keys import keys
 from lockstep.config.machine import visible_gpus
@@ -159,26 +159,17 @@ def _order(rows: dict) -> list[str]:
     return [name for name in [*default, *(name for name in rows if name not in default)] if rows.get(name)]
 
 
-class EachKeyOnce(yaml.SafeLoader):
-    """A YAML loader that refuses duplicate keys; YAML would silently use the last one."""
-
-    def construct_mapping(self, node, deep=False):
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen and isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                raise yaml.constructor.ConstructorError(
-                    problem=f"the key {key.value} occurs twice", problem_mark=key.start_mark
-                )
-            seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
-        return super().construct_mapping(node, deep)
-
-
 def load_yaml(file: Path) -> dict:
-    """A configuration file's keys and values. Raises BadInput if it has none, or would run Python."""
+    """A configuration file's keys and values.
+
+    Raises BadInput if it has none, would run Python, or has a value that YAML reads otherwise than it looks.
+    """
     try:
-        value = yaml.load(file.read_text(encoding="utf-8"), EachKeyOnce)
+        value = yaml_text.load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"{file}: {error.strerror}. Name an existing configuration file.") from None
+    except yaml_text.Misread as error:
+        raise BadInput(f"{file}, {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise BadInput(f"{file}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(value, dict):
