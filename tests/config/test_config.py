@@ -159,6 +159,37 @@ def test_strings_from_the_command_line_get_the_right_type():
     assert checked.rows["zero1"].options["stage"] == 1
 
 
+def test_a_mapping_on_the_command_line_overrides_only_the_keys_that_it_has(tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("train: {learning_rate: 0.01, seed: 7}\nrows: {ddp: {strategy: ddp, bucket_mb: 5}}\n")
+    sets = ["train={epochs: 1}", "train.max_steps=3", "train={ seed: 8 }"]
+    sets += ["hardware={device: cpu, oversubscribe: true}"]
+    sets += ["rows={ddp: {precision: bf16}, mine: {strategy: ddp}}", "rows.mine={strategy: single}"]
+    sets += ["data.splits={train: .6, dev: .2, test: .2}", "data.labels=[a, b]"]
+    checked = reading.read([DEFAULT, mine], sets)
+    train = checked.train
+    assert (train.epochs, train.max_steps, train.seed, train.learning_rate) == (1, 3, 8, 0.01)
+    assert (checked.hardware.device, checked.hardware.oversubscribe) == ("cpu", True)
+    ddp = checked.rows["ddp"]
+    assert (ddp.precision, ddp.options["bucket_mb"], checked.rows["mine"].strategy) == ("bf16", 5, "single")
+    assert "fsdp" in checked.rows
+    assert (checked.data.splits, checked.data.labels) == ({"train": 0.6, "dev": 0.2, "test": 0.2}, ["a", "b"])
+    with pytest.raises(BadInput, match=re.escape("--set train={epochs: 1: not valid YAML")):
+        reading.read([DEFAULT], ["train={epochs: 1"])
+    with pytest.raises(
+        BadInput, match=re.escape("--set train={seed: 1, seed: 2}: not valid YAML: the key seed occurs")
+    ):
+        reading.read([DEFAULT], ["train={seed: 1, seed: 2}"])
+
+
+def test_a_device_in_a_mapping_decides_which_configuration_is_read(run_script, monkeypatch):
+    monkeypatch.setattr(machine, "visible_gpus", lambda: 2)
+    monkeypatch.setattr(reading, "visible_gpus", lambda: 2)
+    for asked in ("hardware.device=cpu", "hardware={device: cpu}"):
+        _, _, said = run_script("launch", "--row", "nothing", "--set", asked)
+        assert "There are GPUs here" not in said
+
+
 def test_names_of_digits_stay_as_they_are_written(tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text("data: {labels: ['01', '02', 3, 1.0], text: '007'}\npredict: {label: '01'}\n")

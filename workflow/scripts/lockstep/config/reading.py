@@ -39,18 +39,30 @@ def for_gpus(device: str) -> list[str]:
 
 
 def read(files: list[Path], overrides: list[str] = ()) -> Config:
-    """Read YAML files, of which later ones override earlier ones, then `section.key=value` overrides."""
+    """Read YAML files, of which later ones override earlier ones, then `section.key=value` overrides.
+
+    Of a mapping, in a file or as in `train={epochs: 1}`, only the keys that it has are overridden.
+    """
     merged: dict = {}
     for file in files:
         _merge(merged, load_yaml(Path(file)))
+    _merge(merged, overridden(overrides))
+    return parse(merged, " + ".join(str(file) for file in files))
+
+
+def overridden(overrides: list[str]) -> dict:
+    """The keys that `section.key=value` overrides set, later ones over earlier ones, as in a file; values are text."""
+    merged: dict = {}
     for override in overrides:
         path, equals, value = override.partition("=")
-        if not equals or not all(path.split(".")):
+        names = path.split(".")
+        if not equals or not all(names):
             raise BadInput(f"--set {override}: expected key=value, as in --set data.limit=600")
-        for key in reversed(path.split(".")):
+        value = _mapping(value, f"--set {override}") if schema.takes_mapping(names) else value
+        for key in reversed(names):
             value = {key: value}
         _merge(merged, value)
-    return parse(merged, " + ".join(str(file) for file in files))
+    return merged
 
 
 def parse(raw: dict, where: str = "config") -> Config:
@@ -177,6 +189,17 @@ def load_yaml(file: Path) -> dict:
     if "__use_yte__" in value:
         raise BadInput(f"{file}: __use_yte__ would run Python from this file. Remove that line.")
     return value
+
+
+def _mapping(text: str, where: str) -> dict | str:
+    """The mapping that an override's value is in YAML; any other value as it is, whose type its key will tell."""
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        value = yaml_text.load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise BadInput(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
+    return value if isinstance(value, dict) else text
 
 
 def _merge(into: dict, update: dict) -> None:

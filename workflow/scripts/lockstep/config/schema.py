@@ -125,6 +125,15 @@ def of_configuration() -> dict:
     return keys.schema(Asked)
 
 
+def takes_mapping(names: list[str]) -> bool:
+    """Whether a key, by its name and those of the sections that it is in, takes a mapping; what a row takes may be."""
+    schema = of_configuration()
+    for name in names:
+        others = schema.get("additionalProperties") or {}
+        schema = schema.get("properties", {}).get(name, others)
+    return "object" in schema.get("type", ()) or names[0] == "rows"
+
+
 def of_row(strategy: str) -> dict:
     """The schema of a row: the strategy, its OPTIONS, and every key of train and hardware."""
     sections = of_configuration()["properties"]
