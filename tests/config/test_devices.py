@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lockstep import nvml, paths
+from lockstep import nvml, paths, provenance
 from lockstep.config import machine, reading, registry
 from lockstep.config.configuration import Config
 from lockstep.errors import BadInput
@@ -410,6 +410,26 @@ def test_without_a_compiler_a_compiled_row_is_unavailable(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     rows = parse(one={"strategy": "recipe", "compile": "dynamic", "device": "cpu"}, other={"strategy": "recipe"}).rows
     assert rows["one"].unavailable == "torch.compile needs a compiler; to install one (Debian): apt install g++"
+    assert rows["other"].unavailable == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "prevents"),
+    [
+        ("TORCH_COMPILE_DISABLE", "1", True),
+        ("TORCH_COMPILE_DISABLE", "0", False),
+        ("TORCHDYNAMO_DISABLE", "1", True),
+        ("TORCHDYNAMO_SUPPRESS_ERRORS", "0", True),  # PyTorch asks only whether it is empty
+        ("TORCHDYNAMO_SUPPRESS_ERRORS", "", False),
+    ],
+)
+def test_a_row_that_the_environment_leaves_uncompiled_is_unavailable(monkeypatch, name, value, prevents):
+    monkeypatch.setattr(provenance, "has_compiler", lambda device: True)
+    monkeypatch.setenv(name, value)
+    compiled = {"strategy": "recipe", "compile": "dynamic", "device": "cpu"}
+    rows = parse(one=compiled, other={"strategy": "recipe", "device": "cpu"}).rows
+    said = f"torch.compile leaves the model as it is, wholly or where it fails, with {name}={value} in the environment"
+    assert rows["one"].unavailable == (f"{said}; to compile it: unset {name}" if prevents else "")
     assert rows["other"].unavailable == ""
 
 

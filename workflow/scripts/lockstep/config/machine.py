@@ -18,6 +18,9 @@ KFD = Path("/sys/class/kfd/kfd/topology/nodes")  # Linux's driver of AMD's GPUs:
 # Environment variables for finding errors, which make rows slower, with the values that do not.
 SLOWING = {"TORCH_DISTRIBUTED_DEBUG": ("", "OFF")}
 SLOWING_ON_GPUS = SLOWING | dict.fromkeys(("CUDA_LAUNCH_BLOCKING", "TORCH_NCCL_BLOCKING_WAIT"), ("", "0"))
+# Environment variables by which torch.compile compiles nothing, if they are 1; and one by which it leaves what it fails
+# to compile as it is, whatever its value. PyTorch says nothing of either.
+NOT_COMPILING, NOT_WHERE_IT_FAILS = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"), "TORCHDYNAMO_SUPPRESS_ERRORS"
 # Environment variables that change speed or numbers. Only these are recorded, so that no secret is.
 VARIABLES = [
     "OMP_NUM_THREADS",
@@ -39,6 +42,8 @@ VARIABLES = [
     "PYTORCH_CUDA_ALLOC_CONF",
     "NVIDIA_TF32_OVERRIDE",
     *SLOWING_ON_GPUS,
+    *NOT_COMPILING,
+    NOT_WHERE_IT_FAILS,
     "LD_PRELOAD",
 ]
 
@@ -48,6 +53,13 @@ def slowing(device: str) -> list[str]:
     harmless = SLOWING_ON_GPUS if device == "cuda" else SLOWING
     given = {name: os.environ.get(name, "") for name in harmless}
     return [f"{name}={value}" for name, value in given.items() if value.upper() not in harmless[name]]
+
+
+def not_compiling() -> list[str]:
+    """The variables that are set here by which torch.compile would compile nothing, or not all, as NAME=VALUE."""
+    names = [name for name in NOT_COMPILING if os.environ.get(name) == "1"]
+    names += [NOT_WHERE_IT_FAILS] if os.environ.get(NOT_WHERE_IT_FAILS) else []
+    return [f"{name}={os.environ[name]}" for name in names]
 
 
 def cpu_cores() -> int:
