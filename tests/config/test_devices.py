@@ -230,6 +230,25 @@ def test_speed_up_and_utilisation_are_per_device(two_gpus, results, scripts, mon
     assert [both[name] for name in told] == ["10 + 20", None, None, "91 / 80", "1410 / 1395"]
 
 
+def test_the_peak_of_unlike_gpus_is_that_of_all_of_them(two_gpus, monkeypatch):
+    known = {"A": 1e12, "B": 4e12}
+    monkeypatch.setattr(metrics, "device_peak", lambda name, kind: known.get(name))
+    mixed = {"strategy": "ddp", "mixed_gpus": True}
+    rows = parse(here=mixed, apart=mixed | {"nodes": 2}, alike={"strategy": "ddp"}, one=mixed | {"processes": 1}).rows
+
+    def peak(row: str, *gpus: str, nodes=()) -> float | None:
+        number, each = metrics.peak_of(rows[row], {"matmul": "highest"}, {"gpus": list(gpus)}, None, nodes)
+        return each and number * each
+
+    assert peak("here", "A", "B") == peak("here", "B", "A") == 5e12
+    assert peak("here", "A", "unknown") is None
+    assert peak("here", "A") is None  # a launcher that shows a rank its own GPU alone
+    assert peak("one", "A", "B") == 1e12
+    assert peak("alike", "A") == 2e12
+    assert peak("apart", "A", "A", nodes=[{"gpus": ["A", "A"]}, {"gpus": ["A", "B"]}]) == 7e12
+    assert peak("apart", "A", "A", nodes=[{"host": "h1"}, {"host": "h2"}]) is None  # by an earlier version
+
+
 def test_a_variable_for_finding_errors_is_noted_where_it_makes_a_row_slower(two_gpus, monkeypatch):
     rows = parse(gpu={"strategy": "ddp"}, cpu={"strategy": "ddp", "device": "cpu"}).rows
 
