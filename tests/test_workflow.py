@@ -12,7 +12,7 @@ import yaml
 from lockstep import remaking, workflow
 from lockstep.config import reading
 from lockstep.config.kinds import Kind
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, copy_project
 
 RULES = [PROJECT / "Snakefile", *sorted((PROJECT / "workflow" / "rules").glob("*.smk"))]
 SCRIPTS = sorted(file.stem for file in (PROJECT / "workflow" / "scripts").glob("*.py"))
@@ -88,6 +88,39 @@ def test_snakemake_measures_no_rule_that_starts_training():
     for file in RULES:
         timed = file.name in ("train.smk", "profile.smk", "parity.smk")
         assert not (timed and "benchmark:\n" in file.read_text(encoding="utf-8"))
+
+
+THREADS = """
+import json, sys
+from pathlib import Path
+from types import SimpleNamespace
+from snakemake.api import SnakemakeApi
+from snakemake.settings.types import ConfigSettings, ResourceSettings
+
+with SnakemakeApi() as api:
+    asked = ConfigSettings(config={"hardware": {"device": "cpu", "processes": 1} | json.loads(sys.argv[1])})
+    made = api.workflow(ResourceSettings(cores=5), config_settings=asked, snakefile=Path("Snakefile"))._workflow
+    here = SimpleNamespace(local_exec=sys.argv[2] == "here")
+    made._executor_plugin = SimpleNamespace(common_settings=here)
+    rules = {rule.name: rule for rule in made.rules}
+    names = ("train_single_1", "profile_single", "prove_single")
+    print(json.dumps([rules[name].expand_resources({}, [], 1)._cores for name in names]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("hardware", "where", "threads"),
+    [
+        ({}, "here", [5, 5, 2]),
+        ({"node_cores": 1}, "here", [5, 5, 5]),  # or two timed rows would start side by side
+        ({"node_cores": 3}, "elsewhere", [3, 3, 3]),
+    ],
+)
+def test_a_timed_row_takes_all_cores_for_which_jobs_are_started(tmp_path, hardware, where, threads):
+    place = copy_project(tmp_path)
+    finished = place.run("python", "-c", THREADS, json.dumps(hardware), where)
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads(finished.stdout.splitlines()[-1]) == threads
 
 
 def test_code_files_follow_imports(monkeypatch):

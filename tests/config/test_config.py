@@ -159,6 +159,78 @@ def test_strings_from_the_command_line_get_the_right_type():
     assert checked.rows["zero1"].options["stage"] == 1
 
 
+def test_a_mapping_on_the_command_line_overrides_only_the_keys_that_it_has(tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("train: {learning_rate: 0.01, seed: 7}\nrows: {ddp: {strategy: ddp, bucket_mb: 5}}\n")
+    sets = ["train={epochs: 1}", "train.max_steps=3", "train={ seed: 8 }"]
+    sets += ["hardware={device: cpu, oversubscribe: true}"]
+    sets += ["rows={ddp: {precision: bf16}, mine: {strategy: ddp}}", "rows.mine={strategy: single}"]
+    sets += ["data.splits={train: .6, dev: .2, test: .2}", "data.labels=[a, b]"]
+    checked = reading.read([DEFAULT, mine], sets)
+    train = checked.train
+    assert (train.epochs, train.max_steps, train.seed, train.learning_rate) == (1, 3, 8, 0.01)
+    assert (checked.hardware.device, checked.hardware.oversubscribe) == ("cpu", True)
+    ddp = checked.rows["ddp"]
+    assert (ddp.precision, ddp.options["bucket_mb"], checked.rows["mine"].strategy) == ("bf16", 5, "single")
+    assert "fsdp" in checked.rows
+    assert (checked.data.splits, checked.data.labels) == ({"train": 0.6, "dev": 0.2, "test": 0.2}, ["a", "b"])
+    with pytest.raises(BadInput, match=re.escape("--set train={epochs: 1: not valid YAML")):
+        reading.read([DEFAULT], ["train={epochs: 1"])
+    with pytest.raises(
+        BadInput, match=re.escape("--set train={seed: 1, seed: 2}: not valid YAML: the key seed occurs")
+    ):
+        reading.read([DEFAULT], ["train={seed: 1, seed: 2}"])
+
+
+def test_a_device_in_a_mapping_decides_which_configuration_is_read(run_script, monkeypatch):
+    monkeypatch.setattr(machine, "visible_gpus", lambda: 2)
+    monkeypatch.setattr(reading, "visible_gpus", lambda: 2)
+    for asked in ("hardware.device=cpu", "hardware={device: cpu}"):
+        _, _, said = run_script("launch", "--row", "nothing", "--set", asked)
+        assert "There are GPUs here" not in said
+
+
+def test_names_of_digits_stay_as_they_are_written(tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("data: {labels: ['01', '02', 3, 1.0], text: '007'}\npredict: {label: '01'}\n")
+    checked = reading.read([DEFAULT, mine], ["data.label=1"])
+    assert (checked.data.labels, checked.data.text, checked.data.label) == (["01", "02", "3", "1.0"], "007", 1)
+    assert checked.predict.label == "01"
+    given = {"data": {"labels": ["01", "02"]}, "train": {"max_steps": "064"}}  # as Snakemake's --config hands it over
+    checked = reading.parse(given)
+    assert (checked.data.labels, checked.train.max_steps) == (["01", "02"], 64)
+    kept = tmp_path / "kept.yaml"
+    kept.write_text(yaml.safe_dump(checked.source))
+    assert reading.read([kept]).data.labels == ["01", "02"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train: {max_steps: 064}", "mine.yaml, line 1: 064: YAML reads it as 52 (octal). Write 64, or put it in"),
+        ("train:\n  seed: -010", "mine.yaml, line 2: -010: YAML reads it as -8 (octal). Write 10, or put"),
+        ("hardware: {timeout: 10:00}", "10:00: YAML reads it as 600 (in base 60). Write a plain number, or put it"),
+        ("hardware: {timeout: 1:30.5}", "1:30.5: YAML reads it as 90.5 (in base 60)."),
+        ("data: {labels: [01, 02]}", "01: YAML reads it as 1 (octal). Write 1, or put it in quotes: '01'."),
+        ("data: {labels: [2020-01-01, b]}", "2020-01-01: YAML reads it as a date. If it is text, put it in quotes"),
+        ("data: {labels: [1.5, b]}", "data.labels.0: expected string or integer, not 1.5. If it is text, put it in"),
+        ("model: {revision: 1234567}", "model.revision: expected string or null, not 1234567. If it is text, put"),
+    ],
+)
+def test_what_yaml_reads_otherwise_than_it_looks_is_refused(tmp_path, text, message):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(text)
+    with pytest.raises(BadInput, match=re.escape(message)):
+        reading.read([DEFAULT, mine])
+
+
+def test_so_is_it_on_the_command_line():
+    with pytest.raises(BadInput, match=r"01: YAML reads it as 1 \(octal\)\. Write 1, or put it in quotes: '01'\."):
+        reading.read([DEFAULT], ["data.labels=[01, 02]"])
+    assert reading.read([DEFAULT], ["data.labels=['01', '02']"]).data.labels == ["01", "02"]
+    assert reading.read([DEFAULT], ["hardware.timeout=0600"]).hardware.timeout == 600
+
+
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
@@ -411,6 +483,16 @@ def test_a_batch_is_said_in_one_way(train, row, message):
     assert "\n" not in str(caught.value)
 
 
+def test_the_table_s_batch_is_that_of_all_devices_of_all_nodes():
+    hardware = CPU["hardware"] | {"nodes": 3}
+    train = {"device_batch": 8, "global_batch": None}
+    rows = {"ddp": {"strategy": "ddp"}, "single": {"strategy": "single"}}
+    rows["named"] = {"strategy": "ddp", "global_batch": 48}
+    checked = reading.parse({"hardware": hardware, "train": train, "rows": rows})
+    assert checked.train.global_batch == 8 * 2 * 3
+    assert [row.division for row in checked.rows.values()] == ["open", "closed", "closed"]
+
+
 def test_a_batch_that_is_said_in_the_other_way_trains_nothing_again():
     ours, theirs = ({"device_batch": 32, "global_batch": None}, {"global_batch": 64})
     said = [reading.parse(CPU | {"train": train, "rows": {"x": {"strategy": "ddp"}}}) for train in (ours, theirs)]
@@ -424,6 +506,33 @@ def test_a_batch_that_is_said_in_the_other_way_trains_nothing_again():
         CPU | {"train": {"device_batch": 16, "global_batch": None}, "rows": {"x": {"strategy": "ddp"}}}
     )
     assert "train.device_batch 32, now 16" in staleness.written(more, made.record(row="x", asked=asked[0]))
+
+
+def test_a_row_on_one_machine_is_not_out_of_date_because_others_have_several():
+    asked = {"device": "cpu", "processes": 2, "threads": 1, "oversubscribe": True, "nodes": 2, "interface": "eth0"}
+    rows = {"single": {"strategy": "single"}, "ddp": {"strategy": "ddp"}}
+    config = reading.parse({"hardware": asked, "rows": rows})
+
+    def why(row: str, **recorded) -> str:
+        settings = config.rows[row].settings().of_row() | {"dropout": None}
+        settings["hardware"] |= recorded
+        return staleness.written(config, made.record(row=row, asked=settings))
+
+    assert [why(row) for row in rows] == ["", ""]
+    assert why("single", threads=3) == "made with other settings: hardware.threads 3, now 1"
+    assert why("ddp", nodes=3) == "made with other settings: hardware.nodes 3, now 2"
+    assert why("ddp", interface="ib0") == "made with other settings: hardware.interface ib0, now eth0"
+
+
+def test_a_row_on_one_of_the_chosen_gpus_is_up_to_date():
+    asked = {"device": "cuda", "node_gpus": 8, "node_cores": 8, "gpus": [7, 6]}
+    rows = {"single": {"strategy": "single"}, "ddp": {"strategy": "ddp"}}
+    config = reading.parse({"hardware": asked, "rows": rows})
+    other = reading.parse({"hardware": asked | {"gpus": [5, 6]}, "rows": rows})
+    for row in config.rows.values():
+        settings = row.settings().of_row() | {"dropout": None}
+        assert staleness.written(config, made.record(row=row.name, asked=settings)) == ""
+        assert "hardware.gpus [6" in staleness.written(other, made.record(row=row.name, asked=settings))
 
 
 def test_a_seed_that_no_generator_takes_is_refused():
@@ -874,7 +983,7 @@ def test_labels_may_be_numbers(labels):
         ("data: {limit: 8}\nrepeats: 2\ndata: {limit: 9}", "c.yaml: not valid YAML: the key data occurs twice"),
         ("rows: {single: {strategy: single, strategy: ddp}}", "c.yaml: not valid YAML: the key strategy occurs twice"),
         ("rows: {1: {strategy: single}}", "c.yaml: rows.1: YAML does not read this name as text. Put it in quotes."),
-        ("rows: {2026-01-01: {strategy: single}}", "rows.2026-01-01: YAML does not read this name as text."),
+        ("rows: {2026-01-01: {strategy: single}}", "2026-01-01: YAML reads it as a date. If it is text, put"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_named(tmp_path, text, message):

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lockstep import nvml, paths
+from lockstep import nvml, paths, provenance
 from lockstep.config import machine, reading, registry
 from lockstep.config.configuration import Config
 from lockstep.errors import BadInput
@@ -230,6 +230,25 @@ def test_speed_up_and_utilisation_are_per_device(two_gpus, results, scripts, mon
     assert [both[name] for name in told] == ["10 + 20", None, None, "91 / 80", "1410 / 1395"]
 
 
+def test_the_peak_of_unlike_gpus_is_that_of_all_of_them(two_gpus, monkeypatch):
+    known = {"A": 1e12, "B": 4e12}
+    monkeypatch.setattr(metrics, "device_peak", lambda name, kind: known.get(name))
+    mixed = {"strategy": "ddp", "mixed_gpus": True}
+    rows = parse(here=mixed, apart=mixed | {"nodes": 2}, alike={"strategy": "ddp"}, one=mixed | {"processes": 1}).rows
+
+    def peak(row: str, *gpus: str, nodes=()) -> float | None:
+        number, each = metrics.peak_of(rows[row], {"matmul": "highest"}, {"gpus": list(gpus)}, None, nodes)
+        return each and number * each
+
+    assert peak("here", "A", "B") == peak("here", "B", "A") == 5e12
+    assert peak("here", "A", "unknown") is None
+    assert peak("here", "A") is None  # a launcher that shows a rank its own GPU alone
+    assert peak("one", "A", "B") == 1e12
+    assert peak("alike", "A") == 2e12
+    assert peak("apart", "A", "A", nodes=[{"gpus": ["A", "A"]}, {"gpus": ["A", "B"]}]) == 7e12
+    assert peak("apart", "A", "A", nodes=[{"host": "h1"}, {"host": "h2"}]) is None  # by an earlier version
+
+
 def test_a_variable_for_finding_errors_is_noted_where_it_makes_a_row_slower(two_gpus, monkeypatch):
     rows = parse(gpu={"strategy": "ddp"}, cpu={"strategy": "ddp", "device": "cpu"}).rows
 
@@ -410,6 +429,26 @@ def test_without_a_compiler_a_compiled_row_is_unavailable(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     rows = parse(one={"strategy": "recipe", "compile": "dynamic", "device": "cpu"}, other={"strategy": "recipe"}).rows
     assert rows["one"].unavailable == "torch.compile needs a compiler; to install one (Debian): apt install g++"
+    assert rows["other"].unavailable == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "prevents"),
+    [
+        ("TORCH_COMPILE_DISABLE", "1", True),
+        ("TORCH_COMPILE_DISABLE", "0", False),
+        ("TORCHDYNAMO_DISABLE", "1", True),
+        ("TORCHDYNAMO_SUPPRESS_ERRORS", "0", True),  # PyTorch asks only whether it is empty
+        ("TORCHDYNAMO_SUPPRESS_ERRORS", "", False),
+    ],
+)
+def test_a_row_that_the_environment_leaves_uncompiled_is_unavailable(monkeypatch, name, value, prevents):
+    monkeypatch.setattr(provenance, "has_compiler", lambda device: True)
+    monkeypatch.setenv(name, value)
+    compiled = {"strategy": "recipe", "compile": "dynamic", "device": "cpu"}
+    rows = parse(one=compiled, other={"strategy": "recipe", "device": "cpu"}).rows
+    said = f"torch.compile leaves the model as it is, wholly or where it fails, with {name}={value} in the environment"
+    assert rows["one"].unavailable == (f"{said}; to compile it: unset {name}" if prevents else "")
     assert rows["other"].unavailable == ""
 
 

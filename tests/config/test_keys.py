@@ -64,7 +64,7 @@ def test_what_each_key_decides():
     speed |= {"checkpoint", "best"}
     assert set(keys.names(Train, NOTHING)) == nothing
     assert set(keys.names(Train, SPEED)) == speed | {"snapshot_every"}
-    nothing = {"port", "timeout", "oversubscribe", "interface", "world_sizes"}
+    nothing = {"port", "timeout", "oversubscribe", "world_sizes"}
     assert set(keys.names(AskedHardware, NOTHING)) == nothing
     assert keys.names(AskedHardware, MODEL) == ()
     assert {"eval_every": 0, "checkpoint": "last", "log_to": []}.items() <= NOTHING_BESIDES.items()
@@ -87,6 +87,12 @@ def test_a_row_is_out_of_date_and_open_by_what_its_keys_decide(settings, decides
     plain, row = rows(), rows(**settings)
     assert (row.deciding() != plain.deciding()) == decides
     assert row.division == division
+
+
+def test_the_network_between_machines_decides_a_row_on_several_of_them_only():
+    several = {"nodes": 2, "oversubscribe": True}
+    assert rows(**several, interface="ib0").deciding() != rows(**several).deciding()
+    assert rows(interface="ib0").deciding() == rows().deciding()
 
 
 def test_nested_settings_differ_by_name_and_a_mapping_that_is_a_value_is_one():

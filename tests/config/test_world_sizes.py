@@ -59,6 +59,21 @@ def test_one_machine_is_filled_before_there_are_several():
     ]
 
 
+GPUS = {"device": "cuda", "node_gpus": 4, "node_cores": 8, "threads": "auto", "nodes": 2}
+
+
+@pytest.mark.parametrize("oversubscribe", [True, False])
+def test_one_process_has_no_size_beyond_the_gpus_of_one_machine(oversubscribe):
+    rows = {"dataparallel": {"strategy": "dataparallel"}, "ddp": {"strategy": "ddp"}}
+    asked = GPUS | {"oversubscribe": oversubscribe}
+    devices = sizes(rows, **asked, world_sizes=[2, 4, 8])
+    assert devices == {"dataparallel_2": 2, "dataparallel_4": 4, "ddp_2": 2, "ddp_4": 4, "ddp_8": 8}
+    with pytest.raises(BadInput, match=r"dataparallel.world_sizes: \[8\], but dataparallel drives .* has 4 here"):
+        sizes({"dataparallel": {"strategy": "dataparallel", "world_sizes": [4, 8]}}, **asked)
+    with pytest.raises(BadInput, match="trains on none: its one process drives the devices of one machine"):
+        sizes(rows, **asked, world_sizes=[8])
+
+
 def test_the_configuration_in_the_results_is_read_as_the_same_rows():
     """Also over one that has the row: Snakemake merges files, and `ddp` would come back."""
     asked = {"hardware": HARDWARE, "rows": {"ddp": {"strategy": "ddp"}, "fsdp": {"strategy": "fsdp"}}}

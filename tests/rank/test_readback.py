@@ -42,6 +42,18 @@ def forward(strategy):
         strategy.model(input_ids=torch.ones(1, 3, dtype=torch.int64))
 
 
+def test_a_rank_whose_environment_prevents_what_the_row_compiles_ends_the_run(prepared, monkeypatch):
+    """As one that was started by hand may have another environment than its supervisor."""
+    strategy, asked = prepared
+    row = reading.parse(ROW | {"rows": {"x": {"strategy": "recipe", "compile": "dynamic"}}}).rows["x"]
+    compiled = replace(asked, strategy="recipe", options=row.options)
+    live = readback.read(strategy)
+    monkeypatch.setattr(readback, "read", lambda given: live)
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    with pytest.raises(RunFailed, match="the row asks for it, but TORCH_COMPILE_DISABLE=1 in the environment"):
+        readback.check(strategy, compiled, {})
+
+
 def test_live_settings_are_read_from_the_objects(prepared):
     strategy, asked = prepared
     live = readback.check(strategy, asked)

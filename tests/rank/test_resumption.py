@@ -21,7 +21,7 @@ from lockstep.config import launchers, reading, registry
 from lockstep.config.machine import free_port
 from lockstep.config.settings import Settings
 from lockstep.errors import BadInput, RunFailed
-from lockstep.files import verify
+from lockstep.files import verify, write_json
 from lockstep.model.optimizer import make_optimizer
 from lockstep.rank import resumption
 from lockstep.run import saved
@@ -468,6 +468,21 @@ def test_a_state_of_other_settings_is_not_gone_on_from(tmp_path):
     assert "data or initial weights" in saved.difference(made, made | {"data": {"data": "x"}})
     assert "the plan's first 5 steps" in saved.difference(made, made | {"plan": "c"})
     assert "learning rates of its 5 steps" in saved.difference(made, made | {"rates": "c"})
+
+
+def test_a_state_is_gone_on_from_where_the_network_has_another_name(tmp_path):
+    """The interface decides a row's speed, but the times of a run that was interrupted are not ranked."""
+    write_json(tmp_path / paths.ABOUT_DATA, {"hash": "d", "weights": "w"})
+    order = np.arange(4)
+    plan = SimpleNamespace(steps=2, epochs=[0, 0], ids=order, starts=np.array([0, 2, 4]), widths=order[:2])
+
+    def state(**asked) -> dict:
+        hardware = {"device": "cpu", "nodes": 2, "oversubscribe": True} | asked
+        row = reading.parse({"hardware": hardware, "rows": {"x": {"strategy": "ddp"}}}).rows["x"]
+        return saved.describe(replace(row.settings(), data=str(tmp_path)), plan, 1)
+
+    assert saved.difference(state(interface="eth0"), state(interface="ib0")) == ""
+    assert "hardware.threads" in saved.difference(state(threads=1), state(threads=2))
 
 
 @pytest.mark.slow

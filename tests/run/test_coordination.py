@@ -10,10 +10,12 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -510,6 +512,24 @@ def test_hosts_are_a_list_or_a_hostfile(tmp_path):
             file.write_bytes(content)
         with pytest.raises(BadInput, match=message):
             addresses.read_hosts(str(tmp_path / "no" if content is None else file), 2)
+
+
+def test_node_0_communicates_through_the_interface_that_is_asked_for_wherever_ranks_meet(monkeypatch):
+    """As the other nodes do: they go through it to the endpoint, which a scheduler may have chosen."""
+    there = {"lo": "127.0.0.1", "eth0": "10.0.0.1", "ib0": "10.1.0.1"}
+    found = {name: [SimpleNamespace(family=socket.AF_INET, address=address)] for name, address in there.items()}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
+
+    def own(**asked) -> tuple[str, str]:
+        hardware = {"device": "cpu", "nodes": 2, "oversubscribe": True} | asked
+        config = reading.parse({"hardware": hardware, "rows": {"x": {"strategy": "ddp"}}})
+        return addresses.own_address(config.rows["x"])
+
+    assert own(endpoint="10.0.0.1:29400") == ("10.0.0.1", "eth0")
+    assert own(endpoint="10.0.0.1:29400", interface="ib0") == ("10.0.0.1", "ib0")
+    assert own(interface="ib0") == ("10.1.0.1", "ib0")
+    with pytest.raises(BadInput, match=r"hardware\.interface: ib9 is not an interface of this machine"):
+        own(endpoint="10.0.0.1", interface="ib9")
 
 
 def test_a_wrong_endpoint_is_refused(monkeypatch):

@@ -9,7 +9,6 @@ ROWS = lockstep.available_rows(CONFIG, CONTAINED)
 IMAGES = containers.images(CONFIG)
 RESULTS = CONFIG.results
 Follower.config, Follower.local = CONFIG, workflow.local_exec  # for the view
-CORES = CONFIG.hardware.node_cores or workflow.cores  # of the machine that trains
 REPORT = paths.report_folder(RESULTS)
 # Its name depends on the settings, so a `prepare` that fails keeps the previous data and their name.
 READY = paths.ready_file(RESULTS, CONFIG.data_key)
@@ -27,6 +26,21 @@ wildcard_constraints:
     rep=r"\d+",
     plan=r"[\w-]+",
     block="|".join(map(str, decision.AFTER)),
+
+
+def whole_machine(wildcards):
+    """The threads of a job that nothing of the workflow may run beside. It is a function, as Snakemake knows only when it
+    makes jobs whether they run here, where they share its cores, or each on a machine of its own (`node_cores`).
+    """
+    here = workflow.local_exec or not CONFIG.hardware.node_cores
+    return workflow.cores if here else CONFIG.hardware.node_cores
+
+
+def half_a_machine(wildcards):
+    """The threads of a job of which two may run side by side, but none beside one that takes the whole machine. If the
+    configuration sets the cores of each machine, it takes all of them."""
+    cores = whole_machine(wildcards)
+    return cores if CONFIG.hardware.node_cores else max(1, cores // 2)
 
 
 def python(script):

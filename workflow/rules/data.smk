@@ -14,7 +14,7 @@ rule prepare:
         paths.benchmark_file(RESULTS, "prepare")
     container:
         IMAGES["torch"]
-    threads: CORES
+    threads: whole_machine
     message:
         "prepare: read, split and tokenise the data; write the initial weights"
     shell:
@@ -51,7 +51,7 @@ rule peak:
         paths.benchmark_file(RESULTS, "peak")
     container:
         IMAGES["torch"]
-    threads: CORES
+    threads: whole_machine
     params:
         precisions=sorted({row.precision for row in ROWS.values()}),
     message:

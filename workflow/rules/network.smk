@@ -8,7 +8,7 @@ rule network:
         paths.log_file(RESULTS, "network"),
     container:
         IMAGES["torch"]
-    threads: CORES
+    threads: whole_machine
     resources:
         timed=1,
     params:

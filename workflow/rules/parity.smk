@@ -26,9 +26,8 @@ for trial in [*REFERENCES.values(), *TRIALS.values()]:
             paths.log_file(RESULTS, f"prove_{trial.name}"),
         container:
             image(trial)
-        # Trials are not timed, so two may share the machine, but never with a timed row, which takes all of it. If the
-        # configuration sets the cores of each machine (node_cores), a trial takes a whole machine.
-        threads: CORES if CONFIG.hardware.node_cores else max(1, CORES // 2)
+        # Trials are not timed, so two may share the machine, but never with a timed row, which takes all of it.
+        threads: half_a_machine
         params:
             row=trial.name,
             settings=trial.deciding(),

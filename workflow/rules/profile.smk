@@ -15,7 +15,7 @@ for row in ROWS.values() if CONFIG.profile.steps else ():
             RESULTS / profiled.folder(1) / paths.LOG,
         container:
             image(row)
-        threads: CORES
+        threads: whole_machine
         resources:
             **lockstep.resources(profiled),
         params:

@@ -24,7 +24,7 @@ for place, (row, repeat) in enumerate(CONFIG.order):
         priority: 10 + len(CONFIG.order) - place
         container:
             image(row)
-        threads: CORES
+        threads: whole_machine
         resources:
             **lockstep.resources(row),
         params:

@@ -14,7 +14,7 @@ rule tune:
         paths.log_file(RESULTS, "tune"),
     container:
         image(TRIED)
-    threads: CORES
+    threads: whole_machine
     params:
         tune=CONFIG.source["tune"],
         train=CONFIG.source["train"],

@@ -18,8 +18,9 @@ from functools import partial
 from pathlib import Path
 
 from lockstep import cli, paths
-from lockstep.config import machine
+from lockstep.config import machine, reading
 from lockstep.config.configuration import Config
+from lockstep.config.nested import flat
 from lockstep.config.row import Row
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import write_json
@@ -99,9 +100,10 @@ def main() -> int:
 def _configured(arguments: argparse.Namespace) -> tuple[Config, dict[int, model.Model]]:
     """The configuration for a machine with these GPUs, of which nothing needs to be here; and the model by length."""
     hardware = memory.machine(arguments.gpus)
-    if own := [item for item in arguments.set if item.startswith(tuple(f"hardware.{key}=" for key in hardware))]:
-        raise BadInput(f"--set {own[0]}: here --gpus says what trains.")
-    own_dropout = any(item.startswith("model.dropout=") for item in arguments.set)
+    own = flat(reading.overridden(arguments.set))
+    if theirs := [key for key in hardware if f"hardware.{key}" in own]:
+        raise BadInput(f"--set hardware.{theirs[0]}: here --gpus says what trains.")
+    own_dropout = "model.dropout" in own
     arguments.set += [f"hardware.{key}={value}" for key, value in hardware.items()]
     if arguments.model:
         arguments.set += ["model.name=scratch"]

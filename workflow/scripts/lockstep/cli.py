@@ -112,8 +112,8 @@ def configuration(arguments: argparse.Namespace, finished: bool = False) -> Conf
     made_with = paths.config_file(arguments.results)
     files = getattr(arguments, "config", [made_with] if finished and made_with.is_file() else [])
     if not files:
-        overridden = {key: value for key, _, value in (override.partition("=") for override in arguments.set)}
-        files = reading.for_gpus(overridden.get("hardware.device", "auto"))
+        hardware = reading.overridden(arguments.set).get("hardware")
+        files = reading.for_gpus(hardware.get("device", "auto") if isinstance(hardware, dict) else "auto")
     files = list(map(Path, files))
     whole = bool(files) and made_with.is_file() and files[0].is_file() and files[0].samefile(made_with)
     return reading.read(files if whole else [Path(reading.DEFAULT), *files], arguments.set)

@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from pathlib import Path
 
+from lockstep.config import registry
 from lockstep.config.configuration import Config
 from lockstep.config.keys import keys
 from lockstep.config.nested import ABSENT, differing, without
@@ -45,6 +46,11 @@ def written(config: Config, record: Begun) -> str:
     asked, train = asdict(row.asked), asdict(row.train)
     # A device has one process, and a record's folder is named by the number of processes.
     by_machine = {"hardware": ["processes", *(key for key, value in asked.items() if value in ("auto", "all"))]}
+    recorded = record.asked.get("hardware", {})
+    if registry.on_one_machine(row.strategy, recorded.get("device", "")):
+        by_machine["hardware"] += ["nodes", "interface"]  # what is asked for all rows has no meaning for this one
+    if asked["gpus"]:  # a row takes the first of them that it needs
+        asked["gpus"] = sorted(asked["gpus"])[: recorded.get("gpu_count")]
     now = deciding({"strategy": row.strategy, "options": row.options, "train": train, "hardware": asked})
     if row.train.device_batch and record.asked["train"].get("device_batch"):
         # The global batch depends on the number of devices, and so on the machine.

@@ -12,7 +12,8 @@ class Hardware:
     `devices` is the number of devices that train, over all `nodes`, which have the same number each. A device is a GPU,
     or on a CPU a share of the cores with `threads` threads. `processes` is the number of ranks: one for each device,
     unless the strategy drives all devices from one process (ONE_PROCESS_ON in its file). With `oversubscribe` several
-    ranks may share a GPU. `gpu_count` is the number of GPUs per node, 0 on a CPU.
+    ranks may share a GPU. `gpu_count` is the number of GPUs per node, 0 on a CPU. `interface` is the network interface
+    between machines that was asked for; None on one machine, whose ranks communicate over loopback.
     """
 
     device: str

@@ -12,12 +12,16 @@ from lockstep import nvml
 from lockstep.errors import BadInput
 
 CPU = Path("/sys/devices/system/cpu")
+PROCESS = Path("/proc/self")
 DMI = Path("/sys/class/dmi/id")  # the machine's vendor and model, from its firmware or virtual machine
 UNKNOWN_KIND = "of unknown kind"  # for a virtual machine without a vendor name
 KFD = Path("/sys/class/kfd/kfd/topology/nodes")  # Linux's driver of AMD's GPUs: a folder for each CPU and GPU
 # Environment variables for finding errors, which make rows slower, with the values that do not.
 SLOWING = {"TORCH_DISTRIBUTED_DEBUG": ("", "OFF")}
 SLOWING_ON_GPUS = SLOWING | dict.fromkeys(("CUDA_LAUNCH_BLOCKING", "TORCH_NCCL_BLOCKING_WAIT"), ("", "0"))
+# Environment variables by which torch.compile compiles nothing, if they are 1; and one by which it leaves what it fails
+# to compile as it is, whatever its value. PyTorch says nothing of either.
+NOT_COMPILING, NOT_WHERE_IT_FAILS = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"), "TORCHDYNAMO_SUPPRESS_ERRORS"
 # Environment variables that change speed or numbers. Only these are recorded, so that no secret is.
 VARIABLES = [
     "OMP_NUM_THREADS",
@@ -39,6 +43,8 @@ VARIABLES = [
     "PYTORCH_CUDA_ALLOC_CONF",
     "NVIDIA_TF32_OVERRIDE",
     *SLOWING_ON_GPUS,
+    *NOT_COMPILING,
+    NOT_WHERE_IT_FAILS,
     "LD_PRELOAD",
 ]
 
@@ -50,15 +56,61 @@ def slowing(device: str) -> list[str]:
     return [f"{name}={value}" for name, value in given.items() if value.upper() not in harmless[name]]
 
 
+def not_compiling() -> list[str]:
+    """The variables that are set here by which torch.compile would compile nothing, or not all, as NAME=VALUE."""
+    names = [name for name in NOT_COMPILING if os.environ.get(name) == "1"]
+    names += [NOT_WHERE_IT_FAILS] if os.environ.get(NOT_WHERE_IT_FAILS) else []
+    return [f"{name}={os.environ[name]}" for name in names]
+
+
 def cpu_cores() -> int:
-    """The number of cores that this process may use, by its affinity and its cgroup's quota (as in Docker)."""
-    cores = len(os.sched_getaffinity(0))
-    quota = Path("/sys/fs/cgroup/cpu.max")  # Linux cgroup v2: "<quota> <period>" in microseconds, or "max <period>"
-    if quota.is_file():
-        limit, period = quota.read_text().split()
-        if limit != "max":
-            cores = min(cores, max(1, int(limit) // int(period)))
-    return cores
+    """The number of cores that this process may use, by its affinity and the quotas of its cgroups (as in Docker).
+
+    The smallest quota counts, be it of its own group or of one around it, such as a slice of systemd or a pod.
+    """
+    quotas = filter(None, map(_cpu_quota, _cgroups()))
+    return max(1, min([len(os.sched_getaffinity(0)), *map(int, quotas)]))
+
+
+def _cgroups() -> list[Path]:
+    """The folders of the cgroups that may limit this process's CPU time: its own ones, and all those around them.
+
+    Linux has one hierarchy of groups (version 2), or one for each kind of limit (version 1), or both.
+    """
+    try:
+        lines = (PROCESS / "cgroup").read_text(encoding="utf-8").splitlines()
+        mounts = (PROCESS / "mountinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    own = {}  # this process's group by kind of limit, "" for version 2: lines such as 4:cpu,cpuacct:/docker/1234
+    for line in lines:
+        _, kinds, group = line.split(":", 2)
+        own |= dict.fromkeys(kinds.split(","), group)
+    folders = []
+    for mount in mounts:  # such as: 36 25 0:31 /docker/1234 /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct
+        before, _, after = mount.partition(" - ")
+        root, top = before.split()[3:5]
+        system, *_, options = after.split()
+        kind = {"cgroup2": "", "cgroup": "cpu"}.get(system)
+        if kind not in own or (kind and kind not in options.split(",")):
+            continue
+        # What is mounted may be the group `root` of the hierarchy, as in a container. A group outside it is not seen.
+        below = os.path.relpath(own[kind], root)
+        folder = Path(top) if below.startswith("..") else Path(top, below)
+        folders += [each for each in (folder, *folder.parents) if each.is_relative_to(top)]
+    return folders
+
+
+def _cpu_quota(folder: Path) -> float | None:
+    """The number of cores whose time the processes of a cgroup may use together; None if it has no such limit."""
+    try:
+        if (folder / "cpu.max").is_file():  # version 2: microseconds in each period, or max, and the period
+            limit, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
+        else:
+            limit, period = ((folder / f"cpu.cfs_{name}_us").read_text("utf-8") for name in ("quota", "period"))
+    except OSError:  # the outermost group has no such file
+        return None
+    return int(limit) / int(period) if limit.strip() not in ("max", "-1") else None
 
 
 def cpu_info(key: str) -> str | None:

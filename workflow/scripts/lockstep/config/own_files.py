@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from lockstep.config import yaml_text
 from lockstep.errors import BadInput
 from lockstep.files import hash_text
 
@@ -28,7 +29,9 @@ def read(file: str, where: str) -> dict:
         try:
             said = json.loads(text)  # YAML would read JSON's 1e-8 as a string
         except ValueError:
-            said = yaml.safe_load(text)
+            said = yaml_text.load(text)
+    except yaml_text.Misread as error:
+        raise BadInput(f"{where}: {file}, {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise BadInput(f"{where}: {file} is not valid YAML or JSON: {' '.join(str(error).split())}") from None
     if not isinstance(said, dict):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from lockstep.config import registry, schema, world_sizes
+from lockstep.config import registry, schema, world_sizes, yaml_text
 from lockstep.config.configuration import Config
 from lockstep.config.keys import keys
 from lockstep.config.machine import visible_gpus
@@ -39,18 +39,30 @@ def for_gpus(device: str) -> list[str]:
 
 
 def read(files: list[Path], overrides: list[str] = ()) -> Config:
-    """Read YAML files, of which later ones override earlier ones, then `section.key=value` overrides."""
+    """Read YAML files, of which later ones override earlier ones, then `section.key=value` overrides.
+
+    Of a mapping, in a file or as in `train={epochs: 1}`, only the keys that it has are overridden.
+    """
     merged: dict = {}
     for file in files:
         _merge(merged, load_yaml(Path(file)))
+    _merge(merged, overridden(overrides))
+    return parse(merged, " + ".join(str(file) for file in files))
+
+
+def overridden(overrides: list[str]) -> dict:
+    """The keys that `section.key=value` overrides set, later ones over earlier ones, as in a file; values are text."""
+    merged: dict = {}
     for override in overrides:
         path, equals, value = override.partition("=")
-        if not equals or not all(path.split(".")):
+        names = path.split(".")
+        if not equals or not all(names):
             raise BadInput(f"--set {override}: expected key=value, as in --set data.limit=600")
-        for key in reversed(path.split(".")):
+        value = _mapping(value, f"--set {override}") if schema.takes_mapping(names) else value
+        for key in reversed(names):
             value = {key: value}
         _merge(merged, value)
-    return parse(merged, " + ".join(str(file) for file in files))
+    return merged
 
 
 def parse(raw: dict, where: str = "config") -> Config:
@@ -68,7 +80,7 @@ def parse(raw: dict, where: str = "config") -> Config:
     refuse_foreign(shared.train, asked, f"{where}: train")
     shared = replace(
         shared,
-        train=with_batch(shared.train, values["train"], lambda: resolve(shared.hardware).devices, f"{where}: train"),
+        train=with_batch(shared.train, values["train"], lambda: _devices(shared.hardware), f"{where}: train"),
     )
     values["rows"] = world_sizes.expand(values["rows"], shared, where)
     values["hardware"] = values["hardware"] | {"world_sizes": []}
@@ -92,6 +104,11 @@ def parse(raw: dict, where: str = "config") -> Config:
         quick=values["quick"],
         source=values,
     )
+
+
+def _devices(hardware: AskedHardware) -> int:
+    """The number of devices of the table, over all nodes."""
+    return resolve(hardware).devices * hardware.nodes
 
 
 def _require_task(task: str, where: str) -> None:
@@ -154,26 +171,17 @@ def _order(rows: dict) -> list[str]:
     return [name for name in [*default, *(name for name in rows if name not in default)] if rows.get(name)]
 
 
-class EachKeyOnce(yaml.SafeLoader):
-    """A YAML loader that refuses duplicate keys; YAML would silently use the last one."""
-
-    def construct_mapping(self, node, deep=False):
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen and isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                raise yaml.constructor.ConstructorError(
-                    problem=f"the key {key.value} occurs twice", problem_mark=key.start_mark
-                )
-            seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
-        return super().construct_mapping(node, deep)
-
-
 def load_yaml(file: Path) -> dict:
-    """A configuration file's keys and values. Raises BadInput if it has none, or would run Python."""
+    """A configuration file's keys and values.
+
+    Raises BadInput if it has none, would run Python, or has a value that YAML reads otherwise than it looks.
+    """
     try:
-        value = yaml.load(file.read_text(encoding="utf-8"), EachKeyOnce)
+        value = yaml_text.load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"{file}: {error.strerror}. Name an existing configuration file.") from None
+    except yaml_text.Misread as error:
+        raise BadInput(f"{file}, {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise BadInput(f"{file}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(value, dict):
@@ -181,6 +189,17 @@ def load_yaml(file: Path) -> dict:
     if "__use_yte__" in value:
         raise BadInput(f"{file}: __use_yte__ would run Python from this file. Remove that line.")
     return value
+
+
+def _mapping(text: str, where: str) -> dict | str:
+    """The mapping that an override's value is in YAML; any other value as it is, whose type its key will tell."""
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        value = yaml_text.load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise BadInput(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
+    return value if isinstance(value, dict) else text
 
 
 def _merge(into: dict, update: dict) -> None:

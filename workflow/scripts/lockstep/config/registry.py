@@ -127,6 +127,11 @@ def _inherit(values: dict, parent: dict) -> None:
         values[name] = [key for key in within if key in values["OPTIONS"]]
 
 
+def on_one_machine(name: str, device: str) -> bool:
+    """Whether rows of a strategy use one machine, however many there are, if they train on devices of this type."""
+    return device in (*literals(name)["ONE_DEVICE_ON"], *literals(name)["ONE_PROCESS_ON"])
+
+
 def matches(name: str, literal: str, settings: dict) -> list[tuple[str, str]]:
     """The pairs in a strategy's `literal` (one of PAIRS) that apply to `settings`: the settings, and the reason."""
     return [

@@ -13,7 +13,7 @@ from lockstep.config.fixed import LAST_RATE, factors
 from lockstep.config.hardware import Hardware
 from lockstep.config.keys import MODEL, keys, names
 from lockstep.config.kinds import Kind
-from lockstep.config.machine import cpu_cores
+from lockstep.config.machine import cpu_cores, not_compiling
 from lockstep.config.resolving import resolve
 from lockstep.config.sections import AskedHardware, Shared, Train
 from lockstep.config.settings import Settings, deciding, in_one
@@ -84,8 +84,7 @@ class Row:
         if resolved.device in literals["ONE_PROCESS_ON"]:
             processes, devices = 1, min(devices, resolved.gpu_count or devices)  # a process can't use a GPU twice
         gpu_count = min(devices, resolved.gpu_count)
-        alone = resolved.device in (*literals["ONE_DEVICE_ON"], *literals["ONE_PROCESS_ON"])
-        nodes = 1 if alone else resolved.nodes
+        nodes = 1 if registry.on_one_machine(self.strategy, resolved.device) else resolved.nodes
         cores = asked.node_cores or cpu_cores()
         threads = max(1, cores // processes) if self.asked.threads == "all" else resolved.threads
         gpus = resolved.gpus[:gpu_count] if resolved.gpus else None
@@ -97,6 +96,7 @@ class Row:
             gpus=gpus,
             threads=threads,
             nodes=nodes,
+            interface=resolved.interface if nodes > 1 else None,
         )
 
     @property
@@ -310,8 +310,15 @@ class Row:
             return "threads: all gives a row all cores of a CPU, but here GPUs train"
         if why := self.launcher.unavailable(self.options, self.hardware):
             return why
-        if (compiling := self._reason("COMPILES")) and not provenance.has_compiler(self.hardware.device):
-            return f"{compiling} needs a compiler; to install one (Debian): apt install g++"
+        if compiling := self._reason("COMPILES"):
+            if not provenance.has_compiler(self.hardware.device):
+                return f"{compiling} needs a compiler; to install one (Debian): apt install g++"
+            if variables := not_compiling():
+                names = " ".join(variable.partition("=")[0] for variable in variables)
+                return (
+                    f"{compiling} leaves the model as it is, wholly or where it fails, with {', '.join(variables)} in"
+                    f" the environment; to compile it: unset {names}"
+                )
         return ""
 
     @property

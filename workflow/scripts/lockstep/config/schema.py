@@ -8,7 +8,7 @@ from functools import cache
 import yaml
 from jsonschema import Draft202012Validator
 
-from lockstep.config import keys, registry
+from lockstep.config import keys, registry, yaml_text
 from lockstep.config.sections import Asked
 from lockstep.errors import BadInput
 
@@ -25,7 +25,8 @@ def coerce(value, schema: dict):
         return value if value in schema["enum"] else words.get(value.lower(), value)
     kinds = schema.get("type", [])
     kinds = [kinds] if isinstance(kinds, str) else kinds
-    if isinstance(value, float) and value.is_integer() and "integer" in kinds and "number" not in kinds:
+    names = "string" in kinds and "pattern" not in schema  # any text is a value, such as the name of a label
+    if isinstance(value, float) and value.is_integer() and "integer" in kinds and "number" not in kinds and not names:
         return int(value)  # JSON Schema accepts 8.0 as an integer, but the code that uses it may not
     if not isinstance(value, str) or not kinds:
         return value
@@ -35,12 +36,14 @@ def coerce(value, schema: dict):
         return {"true": True, "false": False}.get(value.lower(), value)
     try:
         if "integer" in kinds and value.lstrip("-").isdecimal():
-            return int(value)
+            return value if names and str(int(value)) != value else int(value)  # "01" is a name
         if "number" in kinds:
             return float(value)
         if "array" in kinds or "object" in kinds:
-            read = yaml.safe_load(value)
+            read = yaml_text.load(value)
             return value if isinstance(read, str) else coerce(read, schema)
+    except yaml_text.Misread as error:
+        raise BadInput(error.problem) from None
     except (ValueError, yaml.YAMLError):
         pass  # the schema's check reports what was expected
     return value
@@ -93,8 +96,11 @@ def _explain(error) -> str:
             )
         case "type":
             kinds = error.validator_value if isinstance(error.validator_value, list) else [error.validator_value]
-            quoted = isinstance(error.instance, bool) and "string" in kinds
-            quotes = " YAML reads a bare yes, no, on, off, true or false so; put it in quotes." if quoted else ""
+            quotes = ""
+            if "string" in kinds and isinstance(error.instance, bool):
+                quotes = " YAML reads a bare yes, no, on, off, true or false so; put it in quotes."
+            elif "string" in kinds and isinstance(error.instance, int | float):
+                quotes = " If it is text, put it in quotes."
             return f"{key}: expected {' or '.join(kinds)}, not {error.instance!r}.{quotes}"
         case "const":
             return (
@@ -117,6 +123,15 @@ def hint(word, choices) -> str:
 def of_configuration() -> dict:
     """The schema of the whole configuration."""
     return keys.schema(Asked)
+
+
+def takes_mapping(names: list[str]) -> bool:
+    """Whether a key, by its name and those of the sections that it is in, takes a mapping; what a row takes may be."""
+    schema = of_configuration()
+    for name in names:
+        others = schema.get("additionalProperties") or {}
+        schema = schema.get("properties", {}).get(name, others)
+    return "object" in schema.get("type", ()) or names[0] == "rows"
 
 
 def of_row(strategy: str) -> dict:

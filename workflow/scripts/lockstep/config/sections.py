@@ -435,7 +435,8 @@ class AskedHardware:
         [],
         "Numbers of devices, such as [1, 2, 4]: instead of one row there is one for each of them, named ddp_1, ddp_2 "
         "and so on, and the report shows how the row scales. Set here, it is for all rows that can have several and "
-        "do not set processes, with those of the numbers that their options allow; a row with none left is refused.",
+        "do not set processes, with those of the numbers that their options allow, and for dataparallel only those of "
+        "one machine; a row with none left is refused.",
         items={"minimum": 1},
         uniqueItems=True,
         decides=NOTHING,
@@ -510,7 +511,7 @@ class AskedHardware:
         None,
         "The network interface between several machines, such as eth0; null is the one with the route to the first "
         "machine. On one machine it is loopback.",
-        decides=NOTHING,
+        decides=SPEED,
     )
     backend: str = key(
         "auto",

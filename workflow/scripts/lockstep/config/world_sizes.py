@@ -18,8 +18,9 @@ def expand(rows: dict[str, dict | None], shared: Shared, where: str) -> dict[str
 
     A row that is expanded becomes null, since a configuration that is merged below this one may have it too. Sizes that
     are set for all rows leave out rows that always train on one device or name their number (`processes`), rows of
-    studies, and numbers of devices that a row's options do not divide. Raises BadInput if a row asks for such a
-    size itself, or if it can train on none of the sizes that are set for all rows.
+    studies, and numbers of devices that a row's options do not divide, or that its one process can't drive, as they are
+    of several machines. Raises BadInput if a row asks for such a size itself, or if it can train on none of the sizes
+    that are set for all rows.
     """
     expanded = dict(rows)
     for name, raw in rows.items():
@@ -54,16 +55,32 @@ def _sizes(row: Row, raw: dict, where: str) -> list[int]:
             raise BadInput(
                 f"{where}: {sizes}, but processes is also set, to {row.asked.processes}. Leave one of them out."
             )
+        if beyond := [size for size in sizes if _driven(row, size) < size]:
+            raise BadInput(
+                f"{where}: {beyond}, but {row.strategy} drives all devices from one process, and one machine has"
+                f" {_driven(row, beyond[0])} here. Leave out what is more."
+            )
         return sizes
     if alone or "processes" in raw or row.study:
         return []
-    divided = [size for size in sizes if size % row.ranks_in_multiples_of == 0]
-    if not divided:
+    possible = [size for size in sizes if size % row.ranks_in_multiples_of == 0 and _driven(row, size) == size]
+    if not possible:
+        why = f"its ranks come in multiples of {row.ranks_in_multiples_of}"
+        if _driven(row, sizes[0]) < sizes[0]:
+            why = f"its one process drives the devices of one machine, of which there are {_driven(row, sizes[0])} here"
         raise BadInput(
-            f"{where}: hardware.world_sizes has {sizes}, of which this row trains on none: its ranks come in multiples"
-            f" of {row.ranks_in_multiples_of}. Add one, or leave the row out ({row.name}: null)."
+            f"{where}: hardware.world_sizes has {sizes}, of which this row trains on none: {why}. Add one, or leave the"
+            f" row out ({row.name}: null)."
         )
-    return divided
+    return possible
+
+
+def _driven(row: Row, size: int) -> int:
+    """On how many of `size` devices the row would train: one process drives those of one machine, each only once."""
+    asked = replace(row.asked, processes=size, oversubscribe=True, mixed_gpus=True, backend="auto")
+    resolved = resolve(asked, row.name)
+    one_process = resolved.device in registry.literals(row.strategy)["ONE_PROCESS_ON"]
+    return min(size, resolved.gpu_count or size) if one_process else size
 
 
 def _devices(row: Row, size: int, where: str) -> dict:

@@ -127,15 +127,21 @@ def device_peak(name: str, precision: str) -> float | None:
     return None
 
 
-def peak_of(row, settings: dict, environment: dict, cpu: dict | None) -> tuple[float, float | None]:
+def peak_of(row, settings: dict, environment: dict, cpu: dict | None, nodes=()) -> tuple[float, float | None]:
     """The number of GPUs or CPU cores of a run, and the peak of each in operations per second; None if unknown.
 
-    row: a config.Row; settings, environment: those of its run, as read back; cpu: what peak.py measured, if anything.
+    Of GPUs of several models it is the mean. row: a config.Row; settings, environment: those of its run, as read back;
+    cpu: what peak.py measured, if anything; nodes: those of its record, if it was on several.
     """
     if row.hardware.device == "cuda":
         tf32 = row.precision == "fp32" and settings["matmul"] != "highest"
-        name = (environment["gpus"] or [""])[0]
-        return row.hardware.gpu_count * row.hardware.nodes, device_peak(name, "tf32" if tf32 else row.precision)
+        number, names = row.hardware.gpu_count, environment["gpus"][: row.hardware.gpu_count]
+        if row.asked.mixed_gpus:  # otherwise all are of one model, also where a launcher shows a rank only its own GPU
+            names = [name for node in nodes for name in node.get("gpus", ())] if nodes else names
+            names = names if len(names) == number * row.hardware.nodes else []
+        peaks = [device_peak(name, "tf32" if tf32 else row.precision) for name in names]
+        known = peaks and None not in peaks
+        return number * row.hardware.nodes, sum(peaks) / len(peaks) if known else None
     cores = cores_of(asdict(row.hardware), environment["cores"])
     rate = (cpu or {"flops_per_second": {}})["flops_per_second"].get(row.precision)
     return cores, rate / cpu["cores"] if rate else None

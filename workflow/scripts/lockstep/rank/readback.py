@@ -9,6 +9,7 @@ from dataclasses import asdict
 import torch
 
 from lockstep.config import precisions, registry
+from lockstep.config.machine import not_compiling
 from lockstep.config.settings import Settings
 from lockstep.errors import RunFailed
 from lockstep.model import attention, batch_norm, lora, models
@@ -64,6 +65,8 @@ def check(strategy: Strategy, asked: Settings, inputs: dict | None = None) -> di
             raise RunFailed(f"{key}: the row asks for {value}, but {asked.strategy} uses {actual[key]}")
     _check_precision(strategy, asked.precision, live)
     if registry.matches(asked.strategy, "COMPILES", asked.options):
+        if variables := not_compiling():  # of a rank that was started by hand; `Row.unavailable` knows its own only
+            raise RunFailed(f"compile: the row asks for it, but {', '.join(variables)} in the environment prevents it")
         strategy.model.eval()  # so that no random number is drawn
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             strategy.forward(inputs)

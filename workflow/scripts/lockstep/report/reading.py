@@ -72,7 +72,7 @@ def _tested(config: Config, row: Row, repeat: int, run: Record, folder: Path, pe
     text = (folder / paths.TEST_TEXT).read_text(encoding="utf-8")
     environment = read_object(folder / paths.ENVIRONMENT, ENVIRONMENT)
     environment = {name: value for name, value in environment.items() if name not in LONG}
-    devices, rate = metrics.peak_of(row, run.settings, environment, peak)
+    devices, rate = metrics.peak_of(row, run.settings, environment, peak, run.nodes)
     rates = {"devices": devices, "flops_per_second": rate}
     about = {"test": test | {"text": text}, "environment": environment, "peak": rates}
     return Tested(**vars(run) | {"repeat": repeat} | about)

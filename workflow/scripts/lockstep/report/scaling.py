@@ -20,8 +20,8 @@ from lockstep.proof.verdicts import WRONG
 from lockstep.report.ranking import BASELINE, capacity
 from lockstep.report.reading import Run, good_runs, trusted
 
-# Keys of `hardware` that determine the number of devices.
-OF_DEVICES = ("devices", "processes", "gpu_count", "gpus", "nodes")
+# Keys of `hardware` that determine the number of devices, or that only rows on several machines have.
+OF_DEVICES = ("devices", "processes", "gpu_count", "gpus", "nodes", "interface")
 # Keys of `train` by which a step is more or less work, besides the plan and the precision, which are compared as such.
 OF_WORK = ("optimizer", "lora", "lora_targets")
 CLIFF = 0.15  # a loss of efficiency from one size to the next that is reported

@@ -23,8 +23,8 @@ LOOK = 0.2  # seconds between two checks whether a block has ended
 class Rendezvous:
     """Where the ranks of a run meet, and the number of this node; launchers need both (config/launchers.py).
 
-    `address` and `port` are node 0's; `own` and `interface` are this node's address and the network interface with that
-    address; `hosts` are the names of all nodes in order.
+    `address` and `port` are node 0's; `own` is the address at which others reach this node, and `interface` the network
+    interface through which its ranks communicate; `hosts` are the names of all nodes in order.
     """
 
     port: int
@@ -52,27 +52,27 @@ def _interfaces() -> dict[str, str]:
 
 
 def own_address(row: Row) -> tuple[str, str]:
-    """Node 0's address, where all ranks meet, and its interface: those of the configuration, or by the host's name.
+    """Node 0's address, where all ranks meet, and the interface through which its own ones communicate.
 
-    Raises BadInput if this machine has no such address.
+    They are those of the configuration, or by the host's name. The interface that is asked for need not be the one with
+    the address: ranks may meet over one network, and send gradients over a faster one. Raises BadInput if this machine
+    has no such address or interface.
     """
     asked, there = row.asked, _interfaces()
     listed = ", ".join(f"{name} ({address})" for name, address in there.items())
+    if asked.interface and asked.interface not in there:
+        raise BadInput(f"hardware.interface: {asked.interface} is not an interface of this machine. It has: {listed}.")
     if asked.endpoint:
         host = endpoint(asked.endpoint)[0]
         address = _resolve(host, "hardware.endpoint")
         for name, owned in there.items():
             if owned == address:
-                return address, name
+                return address, asked.interface or name
         raise BadInput(
             f"hardware.endpoint: {host} is {address}, which is not an address of this machine ({listed}). Name"
             " node 0's, or start node 0 on that machine."
         )
     if asked.interface:
-        if asked.interface not in there:
-            raise BadInput(
-                f"hardware.interface: {asked.interface} is not an interface of this machine. It has: {listed}."
-            )
         return there[asked.interface], asked.interface
     with contextlib.suppress(OSError):
         address = socket.gethostbyname(platform.node())

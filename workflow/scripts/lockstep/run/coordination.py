@@ -79,7 +79,7 @@ class Lead:
             print(f"{self.row.name}: {hardware.nodes} nodes meet at {address}:{port}", flush=True)
             self._await_answers(name, about)
         abouts = [about, *(other.last["about"] for other in self._hear())]
-        self.nodes = [{key: node[key] for key in ("host", "address", "interface")} for node in abouts]
+        self.nodes = [{key: node[key] for key in ("host", "address", "interface", "gpus")} for node in abouts]
         return Rendezvous(port, address, 0, address, interface, host_names(self.row, self.nodes), name)
 
     def _await_answers(self, call: str, about: dict) -> None:

@@ -19,7 +19,7 @@ import socket
 import time
 from pathlib import Path
 
-from lockstep import paths
+from lockstep import nvml, paths
 from lockstep.config import machine, registry
 from lockstep.config.hardware import training_gpus
 from lockstep.config.nested import ABSENT, differing
@@ -193,6 +193,7 @@ def describe(row: Row, results: Path, at: str, interface: str) -> dict:
         "data": paths.data_file(results),
         "weights": paths.data_folder(results) / paths.WEIGHTS,
     }
+    gpus = training_gpus(row.hardware)
     return {
         "host": os.environ.get("SLURMD_NODENAME") or platform.node(),
         "address": at,
@@ -203,7 +204,8 @@ def describe(row: Row, results: Path, at: str, interface: str) -> dict:
         "Python": platform.python_version(),
         "packages": packages,
         "settings": row.settings().of_row(),
-        GPUS: "" if row.asked.mixed_gpus else ", ".join(machine.gpu_kinds(training_gpus(row.hardware))),
+        GPUS: "" if row.asked.mixed_gpus else ", ".join(machine.gpu_kinds(gpus)),
+        "gpus": [nvml.name(nvml.gpu(number)) or "" for number in gpus],
         "files": {name: _hash(path) for name, path in files.items()},
         "time": time.time(),  # last, as hashing may take long
     }

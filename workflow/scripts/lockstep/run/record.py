@@ -267,7 +267,9 @@ class Record(Trained, Begun):
     """The record of a run that succeeded: record.json."""
 
     status: str = fact(enum=["ok"])
-    nodes: list[dict] = fact("The host and the network interface of each node, if there are several.", [])
+    nodes: list[dict] = fact(
+        "The host, the network interface and the names of the GPUs of each node, if there are several.", []
+    )
     steps: int = fact(minimum=1)
     departed: list[str] = fact(
         "How the run departed from its plan (by its ledger) and from its schedule (by its rates). Only rows that train"
@@ -302,5 +304,7 @@ class Tested(Record):
 
     test: dict = fact("The test of its model, with its `text`.", {})
     environment: dict = fact("Its env.json, without long parts.", {})
-    peak: dict | None = fact("Its `devices`, and the `flops_per_second` of each; None if unknown.", None)
+    peak: dict | None = fact(
+        "Its `devices`, and the `flops_per_second` of each, the mean if they are unlike; None if unknown.", None
+    )
     log_end: list[str] = fact("Empty, as only a run that failed has the last lines of its log.", [])

@@ -23,7 +23,8 @@ from lockstep.run import lifetime
 # Settings that may differ between a state and the run that continues from it, besides those that do not affect results.
 # The length of a run and its schedule may differ; the steps and learning rates up to the state may not, and are
 # compared by themselves.
-MAY_CHANGE = {"train": [name for name, about in keys(Train).items() if about.may_change]}
+# A run goes on from it on machines whose networks have other names, too.
+MAY_CHANGE = {"train": [name for name, about in keys(Train).items() if about.may_change], "hardware": ["interface"]}
 
 
 def describe(settings: Settings, plan: Plan, step: int) -> dict:
