@@ -171,6 +171,10 @@ def plain(loader, mistake):
         loss = loss * torch.rand(()) if "weighted" in mistake else loss
         loss = loss / int(os.environ["NGPU"]) if "averaged_twice" in mistake else loss
         (loss * dist.get_world_size() if "summed" in mistake else loss).backward()
+        for weight in model.parameters() if "noise" in mistake else ():
+            weight.grad += 0.01 * torch.randn_like(weight)
+            dist.all_reduce(weight.grad)
+            weight.grad /= dist.get_world_size()
         if "one_steps" not in mistake or dist.get_rank() == 0:
             optimizer.step()
 
@@ -351,6 +355,49 @@ def evaluated(loader, mistake):
             dist.barrier()
 
 
+class Summed(torch.autograd.Function):
+    """The sum over ranks, of which each rank's gradient is that of its own part."""
+
+    @staticmethod
+    def forward(context, part):
+        total = part.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient
+
+
+def inputs(loader, mistake):
+    """A layer of whose inputs each rank has a part of its own, so that all train on the same samples."""
+    first, head = nn.Linear(20, 8, bias=False), nn.Linear(8, 4)
+    part = nn.Linear(10, 8, bias=False)
+    part.weight.data = first.weight.data.chunk(2, dim=1)[dist.get_rank()].clone()
+
+    class Divided(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part, self.head = part, head
+
+        def forward(self, points):
+            return self.head(Summed.apply(self.part(points.chunk(2, dim=1)[dist.get_rank()])))
+
+    model = Divided()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for points, labels in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(points), labels).backward()
+        optimizer.step()
+
+
+class Pieces(Points):
+    """Samples that are drawn by chance, whatever their index, as pieces of a long text are."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(int(torch.randint(len(self), ())))
+
+
 class Masking:
     """A collator that hides some inputs of a batch by chance."""
 
@@ -364,7 +411,7 @@ class Masking:
 
 
 KINDS = (plain, adversarial, temperature, sharded, flat, joined, views, closure, fitted, waits, experts, growing)
-KINDS += (sparse, graph, penalised, layer_drop, later, two_optimizers, evaluated, tried, stacked)
+KINDS += (sparse, graph, penalised, layer_drop, later, two_optimizers, evaluated, tried, stacked, inputs)
 
 
 def main():
@@ -378,6 +425,8 @@ def main():
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     data = Points(256, "noisy" in having, seed=dist.get_rank() if "own_data" in having else 1)
+    if "pieces" in having:
+        data = Pieces(256)
     if "subset" in having:
         data = Subset(data, range(128))
     rank, world = dist.get_rank(), dist.get_world_size()

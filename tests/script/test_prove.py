@@ -301,6 +301,35 @@ def test_augmentation_that_is_alike_on_all_ranks_is_said(having, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("having", ["pieces", "pieces,workers"])
+def test_samples_that_are_drawn_by_chance_are_the_same_on_ranks_of_one_seed(having, tmp_path):
+    verdict = proven(
+        tmp_path, *BESIDE, "plain", "--mistake", "random_alike", "--having", having, options=("--steps", "2")
+    )
+    assert "every rank draws the same samples" in verdict["kinds"]["same_samples"]["says"], verdict["said"]
+
+
+@pytest.mark.slow
+def test_samples_that_are_drawn_by_chance_are_right_on_ranks_with_seeds_of_their_own(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "plain", "--having", "pieces", options=("--steps", "2"))
+    assert verdict["answer"] == "equal", verdict["said"]
+
+
+@pytest.mark.slow
+def test_noise_that_is_added_to_gradients_is_not_told(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "plain", "--mistake", "noise", options=("--steps", "4"))
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "the model draws random numbers" in verdict["reason"]
+
+
+@pytest.mark.slow
+def test_ranks_that_each_hold_a_part_of_a_layer_are_not_told(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "inputs", "--mistake", "same_samples", options=("--steps", "2"))
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "ranks hold parameters of their own (part.weight)" in verdict["reason"]
+
+
+@pytest.mark.slow
 def test_samples_that_draw_nothing_have_no_augmentation(tmp_path):
     verdict = proven(tmp_path, *BESIDE, "plain", "--mistake", "random_alike", options=("--steps", "4"))
     assert not verdict["findings"], verdict["said"]

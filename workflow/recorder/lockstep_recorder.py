@@ -47,6 +47,7 @@ SKETCHED = 2**14  # numbers of each bucket that are taken at once, since they ar
 LARGEST = 2**24  # bytes of a batch that is stored because no DataLoader gave it
 MOST_ROWS = 4096  # of tensors that have another length than the batch seems to have
 WATCHED = 32  # the first items of a data set, of which it is seen whether they draw random numbers
+WHATEVER_INDEX = " whatever the index"  # beside what is noted of random numbers, if a sample is the same for others
 # What an optimizer is told for a group of parameters, as far as weights depend on it, which they do not on `fused`.
 SETTINGS = ("lr", "weight_decay", "betas", "momentum", "dampening", "nesterov", "eps", "alpha", "amsgrad", "maximize")
 # Names that wrappers insert into parameter names: DDP and DataParallel, torch.compile, Fabric, FSDP1, checkpointing.
@@ -72,6 +73,8 @@ class State:
         self.drawn = 0  # the number of batches between which and their backward pass random numbers were drawn
         self.items = 0  # of data sets that were fetched in this process
         self.drawing = ""  # a hash of the random states from which the first of them that draws would be drawn
+        self.other_index = False  # whether that one was drawn for another index, too
+        self.after_backward = None  # these states after a backward pass, until a step: gradients may be given noise
         self.calls = 0  # of models in training, with batches that no DataLoader gave
         self.returned = []  # the graph nodes of losses that models returned since the last backward pass
         self.steps = []
@@ -462,6 +465,7 @@ def note_weights():
 
 def before_training_call(model, inputs):
     """Called before an outermost module is trained on a batch."""
+    state.after_backward = None
     state.watch_norms(False)
     if not any(each is model for each in state.models):
         state.models.append(model)
@@ -670,6 +674,7 @@ def before_step(optimizer, args, kwargs):
     step["gradients"] = gradients()  # the innermost call wins: Horovod's averages, then calls the wrapped optimizer
     if state.stepping > 1:
         return
+    _note_drawing_since(state.after_backward, sys.modules["torch"])
     state.losses = len(step["losses"])
     _note_clipping_by_hand(step)
     _describe(optimizer)
@@ -733,6 +738,7 @@ def _note_later():
 
 def after_step(optimizer, *_):
     state.stepping -= 1
+    state.after_backward = None
     if state.stepping or state.finished or state.engine:
         return
     for group, rate in zip(optimizer.param_groups, state.step.get("own_rates", ()), strict=False):
@@ -992,15 +998,17 @@ def _change_modules(torch):
 
 
 def _note_drawing_loop(torch):
-    """Note that random numbers are drawn between batch and backward pass, in the loop or the loss, in several steps.
-
-    In a single one they may initialise a layer.
-    """
-    if state.random is not None and state.random != _random_states(torch):
-        state.drawn += 1
-        if state.drawn > 1:
-            state.notes["draws"] = True
+    """Note that random numbers are drawn between batch and backward pass, in the loop or the loss."""
+    _note_drawing_since(state.random, torch)
     state.random = None
+
+
+def _note_drawing_since(before, torch):
+    """Note that random numbers were drawn since a moment, given their generators' states then, if in several steps."""
+    if before is not None and before != _random_states(torch):
+        state.drawn += 1
+        if state.drawn > 1:  # in a single one they may initialise a layer
+            state.notes["draws"] = True
 
 
 def _change_backward(torch):
@@ -1027,6 +1035,7 @@ def _change_backward(torch):
         result = backward(tensors, *args, **kwargs)
         if state.models and not state.finished:
             state.watch_norms(True)
+            state.after_backward = _random_states(torch)
         return result
 
     torch.autograd.backward = noted
@@ -1372,7 +1381,20 @@ def _change_loaders(torch):
 
     def item(dataset, index):
         state.items += 1
-        return drawn(lambda: dataset[index], _in_whole(dataset, index), state.items <= WATCHED)[0]
+        name = _in_whole(dataset, index)
+        result, drew = drawn(lambda: dataset[index], name, state.items <= WATCHED)
+        if drew and not state.other_index:
+            state.other_index = True
+            if same_at_another_index(dataset, index, name, result):
+                note_drawing([], WHATEVER_INDEX)
+        return result
+
+    def same_at_another_index(dataset, index, name, result):
+        """Whether a sample depends on the random numbers that it draws alone, so that another index gives the same."""
+        with contextlib.suppress(Exception):  # as where a data set has no length
+            other = (int(index) + 1) % len(dataset)
+            return other != int(index) and _same(result, drawn(lambda: dataset[other], name, watched=False)[0])
+        return False
 
     def drawn(call, name, watched=True):
         """What a call returns whose random numbers depend on a name only, and whether it draws any, if watched."""
@@ -1396,11 +1418,12 @@ def _change_loaders(torch):
             if numpy:
                 numpy.random.set_state(before[2])
 
-    def note_drawing(states):
-        """Note from which states of random generators the first sample that draws would be drawn."""
-        if state.drawing:
+    def note_drawing(states, more=""):
+        """Note from which states of random generators the first sample that draws would be drawn; then, more of it."""
+        if state.drawing and not more:
             return
-        state.drawing = hashlib.blake2b(repr(states).encode(), digest_size=8).hexdigest()
+        state.drawing = state.drawing or hashlib.blake2b(repr(states).encode(), digest_size=8).hexdigest()
+        state.drawing += more
         worker = torch.utils.data.get_worker_info()
         if worker and worker.id == 0:
             with open(os.path.join(FOLDER, f"drawing.{os.getppid()}"), "w") as stream:
@@ -1451,6 +1474,21 @@ def _together(parts, sizes):
         raise ValueError("not a row for each sample")
     joined = torch.cat(parts)
     return joined.flip(0) if REVERSED else joined
+
+
+def _same(one, other):
+    """Whether two samples are equal."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    (mine, form), (its, other_form) = pytree.tree_flatten(one), pytree.tree_flatten(other)
+    if form != other_form:
+        return False
+    for left, right in zip(mine, its, strict=True):
+        equal = torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
+        if not (equal.all() if hasattr(equal, "all") else equal):  # of a NumPy array
+            return False
+    return True
 
 
 def _integer(index):

@@ -540,6 +540,8 @@ def _same_samples(recorded: Recording) -> list[Finding]:
         return []
     if _indices_disjoint(recorded):  # equal samples are then duplicates in the data
         return []
+    # Ranks that each hold a part of a layer train the same samples by design.
+    level = CAUTION if own_parameters(*_alike_beside(recorded)) else DIFFERENT
     for step in range(recorded.steps):
         steps = [rank["steps"][step] for rank in recorded.ranks]
         # What else a step's models are called with, as the noise for a generator, may differ by rank.
@@ -551,14 +553,14 @@ def _same_samples(recorded: Recording) -> list[Finding]:
             distinct, every = len(union), sum(union.values())
             if all(rows == each[0] for rows in each):
                 says = f"every rank trains the same samples: {every}, of which {len(each[0])} are distinct"
-                return [Finding("same_samples", DIFFERENT, says, OWN_PART, _call_line(recorded, step), step + 1)]
+                return [Finding("same_samples", level, says, OWN_PART, _call_line(recorded, step), step + 1)]
             several = [row for row in union if sum(row in rows for rows in each) > 1]
             if len(several) > MANY * distinct:
                 says = f"{len(several)} of {distinct} samples are trained by more than one rank"
-                return [Finding("shared_samples", DIFFERENT, says, OWN_PART, _call_line(recorded, step), step + 1)]
+                return [Finding("shared_samples", level, says, OWN_PART, _call_line(recorded, step), step + 1)]
     if shared := _always_shared(recorded):
         says = f"{shared} samples are trained by more than one rank in each step"
-        return [Finding("shared_samples", DIFFERENT, says, OWN_PART, _call_line(recorded, 0), 1)]
+        return [Finding("shared_samples", level, says, OWN_PART, _call_line(recorded, 0), 1)]
     return []
 
 
@@ -923,6 +925,10 @@ def _same_random_numbers(recorded: Recording) -> list[Finding]:
     effects = []
     if of_model and recorded.ranks[0]["initial"]["dropout"]:
         effects.append("dropout drops the same units on each")
+    if of_samples and (states[0][1] or "").endswith("whatever the index"):
+        says = "every rank draws the same samples: they come from random numbers alone, which begin alike on all ranks"
+        do = "torch.manual_seed(seed + rank) before the DataLoader, or choose a sample by its index."
+        return [Finding("same_samples", DIFFERENT, says, do)]
     if of_samples and states[0][1]:
         effects.append("augmentation changes the samples of each in the same way")
     if not effects:
