@@ -149,3 +149,24 @@ def test_a_rank_that_trains_in_evaluation_mode_is_told(of_each, says):
     for rank, names in zip(of_both.ranks, of_each, strict=True):
         rank["steps"][0]["calls"][0] |= {"rows": [str(rank["rank"])], "evaluating": names}
     assert [each.says for each in findings.between_ranks(of_both)] == says
+
+
+@pytest.mark.parametrize(
+    ("alone", "in_turn", "answer"),
+    [
+        (2.0, 1.0, findings.UNTOLD),  # twice the samples, twice the loss: a sum, divided by what does not change
+        (2.0, 2.0, findings.DIFFERENT),  # divided by the number of ranks
+        (1.0, 1.0, findings.DIFFERENT),  # a mean, whose gradients are divided
+    ],
+)
+def test_a_sum_over_samples_is_not_taken_for_a_second_division(alone, in_turn, answer):
+    of_ranks = recorded(ranks=2, steps=1)
+    of_ranks.ranks[1]["steps"][0]["calls"][0]["rows"] = ["3", "4"]
+    one, turn = (recorded(rows=["1", "2", "3", "4"], scale=2.0, steps=1) for _ in range(2))
+    one.ranks[0]["steps"][0]["losses"], turn.ranks[0]["steps"][0]["losses"] = [alone], [in_turn]
+    verdict = findings.against_one(of_ranks, one, one)
+    assert verdict.answer == findings.DIFFERENT
+    if findings.may_be_of_a_sum(verdict, of_ranks, one):
+        verdict = findings.unless_of_a_sum(verdict, of_ranks, turn)
+    twice = "averaged_twice" in {finding.kind for finding in verdict.findings}
+    assert (verdict.answer, twice) == (answer, answer == findings.DIFFERENT)

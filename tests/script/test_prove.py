@@ -362,10 +362,12 @@ def test_a_sum_of_sharded_gradients_is_found_though_they_are_clipped(tmp_path):
         (("plain", "--mistake", "stale_optimizer"), "no step changed any weight, though there are gradients"),
         # Each rank draws other weights of the loss than one process.
         (("plain", "--mistake", "weighted"), "two runs as one process differ by"),
+        # The gradient of one process is twice as large, as its batches are.
+        (("plain", "--mistake", "sum"), "a sum divided by a fixed number"),
         # Some ranks do steps that the others do not.
         (("joined",), "ranks end after 2, 3 steps"),
     ],
-    ids=["no_gradient", "stale_optimizer", "weighted", "joined"],
+    ids=["no_gradient", "stale_optimizer", "weighted", "sum", "joined"],
 )
 def test_what_proves_nothing_is_not_told(script, reason, tmp_path):
     verdict = proven(tmp_path, *BESIDE, *script, options=("--steps", "4"))

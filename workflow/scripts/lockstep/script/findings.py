@@ -215,6 +215,36 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
     return Verdict(DIFFERENT, reason, found, distances[-1], floors[-1], table, at + 1, parameters)
 
 
+def may_be_of_a_sum(verdict: Verdict, recorded: Recording, alone: Recording) -> bool:
+    """Whether a gradient that seems to be divided by the number of ranks twice may only be that of a sum over samples.
+
+    That of twice the samples is twice as large, as the loss itself is. A division by the number of ranks looks alike.
+    """
+    if "averaged_twice" not in {finding.kind for finding in verdict.findings}:
+        return False
+    mine, its = _mean_loss(recorded, 0), _mean_loss(alone, 0)
+    return bool(mine and its and np.isclose(its / mine, recorded.world, rtol=0.02))
+
+
+def unless_of_a_sum(verdict: Verdict, recorded: Recording, in_turn: Recording) -> Verdict:
+    """The verdict, but "not told" if the loss of rank 0's first batch by itself does not depend on the number of ranks.
+
+    in_turn: a replay that gets the ranks' batches one after the other. With a loss that is a sum over samples, or such
+    a sum divided by a fixed number, larger batches mean larger steps, so one process is no measure.
+    """
+    mine, its = (each.ranks[0]["steps"][0]["losses"] for each in (recorded, in_turn))
+    if not (mine and its and np.isclose(mine[0], its[0], rtol=SAME_SIZE, atol=0)):
+        return verdict
+    reason = (
+        "the loss is a sum over samples, or a sum divided by a fixed number, so that one process, whose batches are"
+        f" {recorded.world} times as large, takes larger steps; divide by the number of samples in the batch"
+    )
+    found = [finding for finding in verdict.findings if finding.kind != "averaged_twice"]
+    return untold(
+        reason, found, verdict.distance, verdict.floor, verdict.table, verdict.compared_in, verdict.parameters
+    )
+
+
 def severity(finding: Finding) -> int:
     """By what findings are sorted: those that mean another model come first."""
     return (DIFFERENT, CAUTION, NOTE).index(finding.level)
