@@ -49,7 +49,8 @@ def temperature(loader, mistake):
 def sharded(loader, mistake):
     """FSDP2, whose gradients are averaged in every second micro-batch, or never, and then clipped."""
     model = fully_shard(nn.Linear(20, 4))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    rate = 1e-3 * (1 + dist.get_rank()) if "rate_of_rank" in mistake else 1e-3
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     for number, (points, labels) in enumerate(loader, 1):
         model.set_requires_gradient_sync(number % 2 == 0 and "never_averaged" not in mistake)
         loss = nn.functional.cross_entropy(model(points), labels) / 2

@@ -170,3 +170,22 @@ def test_a_sum_over_samples_is_not_taken_for_a_second_division(alone, in_turn, a
         verdict = findings.unless_of_a_sum(verdict, of_ranks, turn)
     twice = "averaged_twice" in {finding.kind for finding in verdict.findings}
     assert (verdict.answer, twice) == (answer, answer == findings.DIFFERENT)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"hashes": {"a": "a-1", "b": "another"}}, "weights of rank 1 drift apart from rank 0's: b"),
+        ({"rates": [0.2]}, "ranks step with different learning rates"),
+        ({"rates": [0.1 + 1e-12]}, ""),
+        ({"rates": [0.1, 0.2]}, ""),  # of other groups
+    ],
+)
+def test_what_ranks_of_a_sharded_model_do_apart_is_told(changed, says):
+    of_both = recorded(ranks=2)
+    for rank in of_both.ranks:
+        for number, step in enumerate(rank["steps"]):
+            step["calls"][0]["rows"] = [f"{number}-{rank['rank']}"]
+    assert of_both.ranks[0]["initial"]["sharded"]
+    of_both.ranks[1]["steps"][1] |= changed
+    assert [each.says for each in findings.between_ranks(of_both)] == ([says] if says else [])

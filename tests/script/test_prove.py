@@ -354,6 +354,13 @@ def test_a_sum_of_sharded_gradients_is_found_though_they_are_clipped(tmp_path):
 
 
 @pytest.mark.slow
+def test_ranks_that_update_their_shards_at_rates_of_their_own_are_found(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "sharded", "--mistake", "rate_of_rank", options=("--steps", "4"))
+    assert verdict["kinds"].keys() == {"apart"}, verdict["said"]
+    assert "ranks step with different learning rates" in verdict["kinds"]["apart"]["says"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "reason"),
     [

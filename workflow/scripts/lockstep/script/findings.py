@@ -779,28 +779,34 @@ def _shuffled(batches: list) -> bool:
 
 
 def _drifting(recorded: Recording) -> list[Finding]:
-    """Find ranks whose weights were equal at the beginning, and differ later."""
-    sharded = recorded.ranks[0]["initial"]["sharded"] or divided(recorded) == FLAT
-    if recorded.world == 1 or _other_beginning(recorded) or sharded:
+    """Find ranks whose weights were equal at the beginning, and differ later, or that step at rates of their own.
+
+    Of a sharded model each rank notes the whole weights, in which rates of their own don't show, as each rank updates
+    another part. Where ranks divide layers, only rates are compared, as what they compute twice may be rounded apart.
+    """
+    if recorded.world == 1 or _other_beginning(recorded):
         return []
-    own = own_parameters(recorded)
+    in_parts, own = divided(recorded) is not None, own_parameters(recorded)
     for step in range(recorded.steps):
         first = recorded.ranks[0]["steps"][step]
         for rank in recorded.ranks[1:]:
             hashes = rank["steps"][step]["hashes"]
             names = [name for name in hashes if hashes[name] != first["hashes"].get(name) and name not in own]
-            if not names:
+            names = [] if in_parts else names
+            rates = [each["rates"] for each in (first, rank["steps"][step])]
+            other_rates = len(rates[0]) == len(rates[1]) and not _same_value(*rates)
+            if not names and not other_rates:
                 continue
             gradients = rank["steps"][step]["gradients"]
             apart = [name for name in gradients if not _alike(gradients[name], first["gradients"].get(name))]
             theirs = [name for name in apart if name not in own]
-            if theirs:
+            if theirs and names:
                 says = f"gradients are not averaged over ranks, so their weights drift apart: {_listed(theirs)}"
                 do = (
                     "call the wrapped model (DistributedDataParallel's), not the one inside it; or all-reduce them."
                     " Local SGD drifts by design."
                 )
-            elif rank["steps"][step]["rates"] != first["rates"]:
+            elif other_rates:
                 says, do = "ranks step with different learning rates", "schedule by what all ranks share."
             else:
                 says = f"weights of rank {rank['rank']} drift apart from rank 0's: {_listed(names)}"
