@@ -430,13 +430,17 @@ def buffers():
 # --- Recording -----------------------------------------------------------------------------------------------------
 
 
-def before_training_call(model, inputs):
-    """Called before an outermost module is trained on a batch."""
+def before_training_call(model, inputs, of_part=None):
+    """Called before an outermost module is trained on a batch. of_part: what a part of it is called with, if it is not.
+
+    A method that calls a part, as Lightning's training_step, is told from one that loops over all data by what changes
+    from call to call.
+    """
     state.watch_norms(False)
     if not any(each is model for each in state.models):
         state.models.append(model)
         _begin(model)
-    rows, *others = rows_of(inputs) or [[]]
+    rows, *others = [*rows_of(inputs), *(rows_of(of_part) if of_part else ())] or [[]]
     about = {"rows": rows, "line": line(), "model": [each is model for each in state.models].index(True)}
     if others:
         about["others"] = others
@@ -895,7 +899,7 @@ def _change_modules(torch):
         if frame is None and trains and state.loader is None:
             args, kwargs = inputs = of_all_ranks(inputs) if REPLAY else stored(inputs)
         if not seen_already and trains:
-            before_training_call(model, inputs)
+            before_training_call(model, inputs, None if frame is None else (args, kwargs))
         watched = trains and not state.notes.get("draws")
         return trains, args, kwargs, _random_states(torch) if watched else None
 
