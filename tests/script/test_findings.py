@@ -189,3 +189,22 @@ def test_what_ranks_of_a_sharded_model_do_apart_is_told(changed, says):
     assert of_both.ranks[0]["initial"]["sharded"]
     of_both.ranks[1]["steps"][1] |= changed
     assert [each.says for each in findings.between_ranks(of_both)] == ([says] if says else [])
+
+
+@pytest.mark.parametrize(
+    ("names", "shapes", "own"),
+    [
+        (("a", "c"), [1], "b, c"),  # of another layer
+        (("a", "b"), [2], "a, b"),  # a part of each layer
+    ],
+)
+def test_ranks_that_divide_layers_by_hand_are_not_accused(names, shapes, own):
+    """They train the same samples by right."""
+    of_both = recorded(ranks=2)
+    other = recorded(ranks=2, names=names)
+    of_both.ranks[1] = other.ranks[1]
+    for rank, held, shape in zip(of_both.ranks, (("a", "b"), names), ([1], shapes), strict=True):
+        rank["initial"]["shapes"] = dict.fromkeys(held, shape)
+    levels = {each.kind: each.level for each in findings.between_ranks(of_both)}
+    assert levels == dict.fromkeys(("own_parameters", "same_samples"), findings.CAUTION)
+    assert f"ranks hold parameters of their own ({own})" in findings.incomparable(of_both)

@@ -512,6 +512,7 @@ def _begin(model):
         "dropout": max(map(dropouts, state.models)),
         "frozen": [name for name, parameter in named_parameters() if not parameter.requires_grad],
         "not_averaged": _not_averaged(),
+        "shapes": {name: list(parameter.shape) for name, parameter in named_parameters()},
         "devices": devices,
         "random": hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=8).hexdigest(),
         "trainer": "transformers.trainer" in sys.modules,

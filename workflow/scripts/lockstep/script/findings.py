@@ -101,10 +101,19 @@ def own_parameters(recorded: Recording) -> list[str]:
     """The parameters of which each rank holds others by design, as the experts of a mixture.
 
     Their script tells DistributedDataParallel or the like to leave them out. Or they begin unlike and are not averaged
-    in the first step, while all others begin alike and are: a mistake would hardly meet the same few in both.
+    in the first step, while all others begin alike and are: a mistake would hardly meet the same few in both. Or ranks
+    divide layers by hand, so that they have other shapes, or that each rank lacks some of the names.
     """
     hashes = [rank["initial"]["hashes"] for rank in recorded.ranks]
-    if recorded.world == 1 or divided(recorded) or any(each.keys() != hashes[0].keys() for each in hashes):
+    if recorded.world == 1 or divided(recorded):
+        return []
+    every = {name: None for each in hashes for name in each}
+    if not any(each.keys() == every.keys() for each in hashes):
+        return [name for name in every if any(name not in each for each in hashes)]
+    shapes = [rank["initial"].get("shapes", {}) for rank in recorded.ranks]
+    if parts := [name for name in every if any(each.get(name) != shapes[0].get(name) for each in shapes)]:
+        return [name for name in parts if all(name in each for each in shapes)]
+    if any(each.keys() != hashes[0].keys() for each in hashes):
         return []
     last = [rank["steps"][recorded.steps - 1]["hashes"] for rank in recorded.ranks]
     begun, ended = ({name for name in hashes[0] if len({at.get(name) for at in each}) > 1} for each in (hashes, last))
@@ -559,6 +568,12 @@ def _same_samples(recorded: Recording) -> list[Finding]:
         return []
     if _indices_disjoint(recorded):  # equal samples are then duplicates in the data
         return []
+    level, do = DIFFERENT, OWN_PART
+    if own_parameters(recorded):
+        level, do = (
+            CAUTION,
+            f"nothing if ranks divide layers, so that each computes a part of each sample; otherwise {do}",
+        )
     for step in range(recorded.steps):
         steps = [rank["steps"][step] for rank in recorded.ranks]
         # What else a step's models are called with, as the noise for a generator, may differ by rank.
@@ -570,14 +585,14 @@ def _same_samples(recorded: Recording) -> list[Finding]:
             distinct, every = len(union), sum(union.values())
             if all(rows == each[0] for rows in each):
                 says = f"every rank trains the same samples: {every}, of which {len(each[0])} are distinct"
-                return [Finding("same_samples", DIFFERENT, says, OWN_PART, _call_line(recorded, step), step + 1)]
+                return [Finding("same_samples", level, says, do, _call_line(recorded, step), step + 1)]
             several = [row for row in union if sum(row in rows for rows in each) > 1]
             if len(several) > MANY * distinct:
                 says = f"{len(several)} of {distinct} samples are trained by more than one rank"
-                return [Finding("shared_samples", DIFFERENT, says, OWN_PART, _call_line(recorded, step), step + 1)]
+                return [Finding("shared_samples", level, says, do, _call_line(recorded, step), step + 1)]
     if shared := _always_shared(recorded):
         says = f"{shared} samples are trained by more than one rank in each step"
-        return [Finding("shared_samples", DIFFERENT, says, OWN_PART, _call_line(recorded, 0), 1)]
+        return [Finding("shared_samples", level, says, do, _call_line(recorded, 0), 1)]
     return []
 
 
