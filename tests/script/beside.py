@@ -316,6 +316,8 @@ def main():
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     data = Points(256, "noisy" in having, seed=dist.get_rank() if "own_data" in having else 1)
+    if "noise_of_rank" in having:
+        data = Points(256, of_rank=dist.get_rank())
     if "subset" in having:
         data = Subset(data, range(128))
     collate = Masking() if "masked" in having else None

@@ -208,3 +208,22 @@ def test_ranks_that_divide_layers_by_hand_are_not_accused(names, shapes, own):
     levels = {each.kind: each.level for each in findings.between_ranks(of_both)}
     assert levels == dict.fromkeys(("own_parameters", "same_samples"), findings.CAUTION)
     assert f"ranks hold parameters of their own ({own})" in findings.incomparable(of_both)
+
+
+@pytest.mark.parametrize(
+    ("labels", "answer"),
+    [
+        (["a", "b", "a", "b"], findings.UNTOLD),  # as by augmentation of each rank's own
+        (["a", "b", "b", "b"], findings.DIFFERENT),  # other samples
+    ],
+)
+def test_data_that_differ_in_part_only_are_not_called_other_data(labels, answer):
+    of_ranks, alone = handing_out(None, None), recorded(rows=["1", "2", "5", "6"])
+    for rank in of_ranks.ranks:
+        for step in rank["steps"]:
+            step["calls"][0]["rows"] = [["1", "2"], ["3", "4"]][rank["rank"]]
+    of_ranks.ranks[1]["parts"] = {(256, str(at)): [f"noisy {at}", label] for at, label in enumerate("abab")}
+    alone.ranks[0]["parts"] = {(256, str(at)): [f"other {at}", label] for at, label in enumerate(labels)}
+    verdict = findings.against_one(of_ranks, alone, alone)
+    assert verdict.answer == answer
+    assert ("other_data" in {each.kind for each in verdict.findings}) == (answer == findings.DIFFERENT)

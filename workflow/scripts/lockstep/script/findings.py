@@ -158,6 +158,12 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
         if any(map(_goes_through_all, _that_train(recorded))):
             reason = "each rank goes through all of a data set of its own, and one process has rank 0's only"
             return untold(reason, found)
+        if any(_same_in_part(rank, alone.ranks[0]) for rank in recorded.ranks):
+            reason = (
+                "under the same numbers ranks have samples of which a part is alike, as labels, and the rest is not, as"
+                " where a data set draws its augmentation by rank, which one process can't do"
+            )
+            return untold(reason, found)
         return Verdict(DIFFERENT, other_data.says, [other_data, *found])
     if other := _other_samples(recorded, alone, steps):
         return untold(other, found)
@@ -984,6 +990,18 @@ def _other_data(recorded: Recording, alone: Recording) -> Finding | None:
     says = f"rank {lacking[0]}'s data set holds other samples than rank 0's under the same numbers"
     do = "use the same seed on all ranks for data that is drawn or divided at random, and sort lists of files."
     return Finding("other_data", DIFFERENT, says, do, _call_line(recorded, 0), 1)
+
+
+def _same_in_part(rank: dict, alone: dict) -> bool:
+    """Whether a part of each of a rank's samples is that of one process, and a part is not; not by chance, as far as
+    a few samples tell."""
+    mine, its = (each.get("parts", {}) for each in (rank, alone))
+    pairs = [(mine[key], its[key]) for key in mine.keys() & its.keys() if len(mine[key]) == len(its[key])]
+    if len(pairs) < FEW:
+        return False
+    of_each_part = zip(*(zip(*pair, strict=True) for pair in pairs), strict=False)
+    alike = [all(one == other for one, other in part) and len(set(part)) > 1 for part in map(list, of_each_part)]
+    return any(alike) and any(one != other for one, other in pairs)
 
 
 def _other_samples(recorded: Recording, alone: Recording, steps: int) -> str:
