@@ -49,7 +49,8 @@ def temperature(loader, mistake):
 def sharded(loader, mistake):
     """FSDP2, whose gradients are averaged in every second micro-batch, or never, and then clipped."""
     model = fully_shard(nn.Linear(20, 4))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    rate = 1e-3 * (1 + dist.get_rank()) if "rate_of_rank" in mistake else 1e-3
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     for number, (points, labels) in enumerate(loader, 1):
         model.set_requires_gradient_sync(number % 2 == 0 and "never_averaged" not in mistake)
         loss = nn.functional.cross_entropy(model(points), labels) / 2
@@ -170,6 +171,7 @@ def plain(loader, mistake):
         loss = nn.functional.cross_entropy(model(points), labels)
         loss = loss * torch.rand(()) if "weighted" in mistake else loss
         loss = loss / int(os.environ["NGPU"]) if "averaged_twice" in mistake else loss
+        loss = nn.functional.cross_entropy(model(points), labels, reduction="sum") / 8 if "sum" in mistake else loss
         (loss * dist.get_world_size() if "summed" in mistake else loss).backward()
         for weight in model.parameters() if "noise" in mistake else ():
             weight.grad += 0.01 * torch.randn_like(weight)
@@ -427,6 +429,8 @@ def main():
     data = Points(256, "noisy" in having, seed=dist.get_rank() if "own_data" in having else 1)
     if "pieces" in having:
         data = Pieces(256)
+    if "noise_of_rank" in having:
+        data = Points(256, of_rank=dist.get_rank())
     if "subset" in having:
         data = Subset(data, range(128))
     rank, world = dist.get_rank(), dist.get_world_size()

@@ -226,3 +226,81 @@ def test_a_rank_that_trains_in_evaluation_mode_is_told(of_each, says):
     for rank, names in zip(of_both.ranks, of_each, strict=True):
         rank["steps"][0]["calls"][0] |= {"rows": [str(rank["rank"])], "evaluating": names}
     assert [each.says for each in findings.between_ranks(of_both)] == says
+
+
+@pytest.mark.parametrize(
+    ("alone", "in_turn", "answer"),
+    [
+        (2.0, 1.0, findings.UNTOLD),  # twice the samples, twice the loss: a sum, divided by what does not change
+        (2.0, 2.0, findings.DIFFERENT),  # divided by the number of ranks
+        (1.0, 1.0, findings.DIFFERENT),  # a mean, whose gradients are divided
+    ],
+)
+def test_a_sum_over_samples_is_not_taken_for_a_second_division(alone, in_turn, answer):
+    of_ranks = recorded(ranks=2, steps=1)
+    of_ranks.ranks[1]["steps"][0]["calls"][0]["rows"] = ["3", "4"]
+    one, turn = (recorded(rows=["1", "2", "3", "4"], scale=2.0, steps=1) for _ in range(2))
+    one.ranks[0]["steps"][0]["losses"], turn.ranks[0]["steps"][0]["losses"] = [alone], [in_turn]
+    verdict = findings.against_one(of_ranks, one, one)
+    assert verdict.answer == findings.DIFFERENT
+    if findings.may_be_of_a_sum(verdict, of_ranks, one):
+        verdict = findings.unless_of_a_sum(verdict, of_ranks, turn)
+    twice = "averaged_twice" in {finding.kind for finding in verdict.findings}
+    assert (verdict.answer, twice) == (answer, answer == findings.DIFFERENT)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"hashes": {"a": "a-1", "b": "another"}}, "weights of rank 1 drift apart from rank 0's: b"),
+        ({"rates": [0.2]}, "ranks step with different learning rates"),
+        ({"rates": [0.1 + 1e-12]}, ""),
+        ({"rates": [0.1, 0.2]}, ""),  # of other groups
+    ],
+)
+def test_what_ranks_of_a_sharded_model_do_apart_is_told(changed, says):
+    of_both = recorded(ranks=2)
+    for rank in of_both.ranks:
+        for number, step in enumerate(rank["steps"]):
+            step["calls"][0]["rows"] = [f"{number}-{rank['rank']}"]
+    assert of_both.ranks[0]["initial"]["sharded"]
+    of_both.ranks[1]["steps"][1] |= changed
+    assert [each.says for each in findings.between_ranks(of_both)] == ([says] if says else [])
+
+
+@pytest.mark.parametrize(
+    ("names", "shapes", "own"),
+    [
+        (("a", "c"), [1], "b, c"),  # of another layer
+        (("a", "b"), [2], "a, b"),  # a part of each layer
+    ],
+)
+def test_ranks_that_divide_layers_by_hand_are_not_accused(names, shapes, own):
+    """They train the same samples by right."""
+    of_both = recorded(ranks=2)
+    other = recorded(ranks=2, names=names)
+    of_both.ranks[1] = other.ranks[1]
+    for rank, held, shape in zip(of_both.ranks, (("a", "b"), names), ([1], shapes), strict=True):
+        rank["initial"]["shapes"] = dict.fromkeys(held, shape)
+    levels = {each.kind: each.level for each in findings.between_ranks(of_both)}
+    assert levels == dict.fromkeys(("own_parameters", "same_samples"), findings.CAUTION)
+    assert f"ranks hold parameters of their own ({own})" in findings.incomparable(of_both)
+
+
+@pytest.mark.parametrize(
+    ("labels", "answer"),
+    [
+        (["a", "b", "a", "b"], findings.UNTOLD),  # as by augmentation of each rank's own
+        (["a", "b", "b", "b"], findings.DIFFERENT),  # other samples
+    ],
+)
+def test_data_that_differ_in_part_only_are_not_called_other_data(labels, answer):
+    of_ranks, alone = handing_out(None, None), recorded(rows=["1", "2", "5", "6"])
+    for rank in of_ranks.ranks:
+        for step in rank["steps"]:
+            step["calls"][0]["rows"] = [["1", "2"], ["3", "4"]][rank["rank"]]
+    of_ranks.ranks[1]["parts"] = {(256, str(at)): [f"noisy {at}", label] for at, label in enumerate("abab")}
+    alone.ranks[0]["parts"] = {(256, str(at)): [f"other {at}", label] for at, label in enumerate(labels)}
+    verdict = findings.against_one(of_ranks, alone, alone)
+    assert verdict.answer == answer
+    assert ("other_data" in {each.kind for each in verdict.findings}) == (answer == findings.DIFFERENT)

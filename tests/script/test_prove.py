@@ -427,6 +427,13 @@ def test_a_sum_of_sharded_gradients_is_found_though_they_are_clipped(tmp_path):
 
 
 @pytest.mark.slow
+def test_ranks_that_update_their_shards_at_rates_of_their_own_are_found(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "sharded", "--mistake", "rate_of_rank", options=("--steps", "4"))
+    assert verdict["kinds"].keys() == {"apart"}, verdict["said"]
+    assert "ranks step with different learning rates" in verdict["kinds"]["apart"]["says"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
@@ -435,10 +442,15 @@ def test_a_sum_of_sharded_gradients_is_found_though_they_are_clipped(tmp_path):
         (("plain", "--mistake", "stale_optimizer"), "no step changed any weight, though there are gradients"),
         # Each rank draws other weights of the loss than one process.
         (("plain", "--mistake", "weighted"), "two runs as one process differ by"),
+        # The gradient of one process is twice as large, as its batches are.
+        (("plain", "--mistake", "sum"), "a sum divided by a fixed number"),
+        # Ranks have the same labels, and other noise in what belongs to them.
+        (("plain", "--having", "noise_of_rank"), "a data set draws its augmentation by rank"),
+        (("plain", "--having", "noise_of_rank,workers"), "a data set draws its augmentation by rank"),
         # Some ranks do steps that the others do not.
         (("joined",), "ranks end after 2, 3 steps"),
     ],
-    ids=["no_gradient", "stale_optimizer", "weighted", "joined"],
+    ids=["no_gradient", "stale_optimizer", "weighted", "sum", "by_rank", "by_rank_in_workers", "joined"],
 )
 def test_what_proves_nothing_is_not_told(script, reason, tmp_path):
     verdict = proven(tmp_path, *BESIDE, *script, options=("--steps", "4"))

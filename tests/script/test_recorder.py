@@ -82,6 +82,22 @@ class Timed(nn.Linear):
 model = Timed(20, 4)
 times = torch.linspace(0, 1, 4)
 """
+FITS = """
+class Fits(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = nn.Linear(20, 4)
+
+    def fit(self, points, labels):
+        for batch in torch.arange(len(points)).split(8):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(self.model(points[batch]), labels[batch]).backward()
+            optimizer.step()
+
+model = Fits()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+FITTED = "model.fit(*data.tensors)"
 DRAWN = LOOP.replace("in loader", "in zip(*(tensor.split(8) for tensor in data.tensors))")
 TRIALS = {
     "lazy layers": "model = nn.Sequential(nn.LazyLinear(8), nn.LazyLinear(4))",
@@ -182,8 +198,16 @@ def test_a_single_process_is_told_that_it_is_one_by_arguments_variables_and_sett
     assert json.loads(finished.stdout) == counts | {"LAYERS": "2", "layers": 2}
 
 
-@pytest.mark.parametrize("loop", [LOOP, DRAWN], ids=["by a DataLoader", "by hand"])
-def test_a_constant_of_another_length_is_not_taken_for_the_samples(loop, recorded):
-    (rank,) = recorded(TIMED, loop.replace("model(points)", "model(times, points)")).ranks
+@pytest.mark.parametrize(
+    ("lines", "loop"),
+    [
+        (TIMED, LOOP.replace("model(points)", "model(times, points)")),
+        (TIMED, DRAWN.replace("model(points)", "model(times, points)")),
+        (FITS, FITTED),
+    ],
+    ids=["a constant beside what a DataLoader gives", "a constant beside what is drawn", "all data, in a loop"],
+)
+def test_what_does_not_change_is_not_taken_for_the_samples(lines, loop, recorded):
+    (rank,) = recorded(lines, loop).ranks
     rows = [row for step in rank["steps"] for call in step["calls"] for row in call["rows"]]
     assert len(set(rows)) == len(rows) == 16

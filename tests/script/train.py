@@ -19,17 +19,19 @@ BY_HAND = {"summed", "wrong_number", "clipped_apart", "other_weights"}  # mistak
 
 
 class Points(Dataset):
-    def __init__(self, count, noisy=False, seed=1):
+    def __init__(self, count, noisy=False, seed=1, of_rank=None):
         generator = torch.Generator().manual_seed(seed)
         self.points = torch.randn(count, 20, generator=generator)
         self.labels = torch.randint(0, 4, (count,), generator=generator)
-        self.noisy = noisy
+        self.noisy, self.of_rank = noisy, of_rank
 
     def __len__(self):
         return len(self.labels)
 
     def __getitem__(self, index):
         noise = 0.1 * torch.randn(20) if self.noisy else 0.0
+        if self.of_rank is not None:  # augmentation of one's own, which no seed of PyTorch's changes
+            noise = 0.1 * torch.randn(20, generator=torch.Generator().manual_seed(1000 * self.of_rank + index))
         return self.points[index] + noise, self.labels[index]
 
 

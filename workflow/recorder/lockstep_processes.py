@@ -178,6 +178,11 @@ def words_of(error):
     return ": ".join([type(error).__name__, *lines[:1]])
 
 
+def write_parts(rank_pid, number, about):
+    """Write what the samples of a data set consist of; a DataLoader's worker does it for its rank's process."""
+    _write(f"parts.{rank_pid}.{os.getpid()}.{number}.json", {"pid": rank_pid, **about})
+
+
 def write_failure(about):
     """Write that this process fails, whether it trained or only started the processes that train."""
     rank, _ = rank_and_world()

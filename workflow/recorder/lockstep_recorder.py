@@ -46,6 +46,7 @@ BUCKETS = 61
 SKETCHED = 2**14  # numbers of each bucket that are taken at once, since they are copied in double precision
 LARGEST = 2**24  # bytes of a batch that is stored because no DataLoader gave it
 MOST_ROWS = 4096  # of tensors that have another length than the batch seems to have
+MOST_SETS = 4  # data sets of whose samples the parts are noted
 WATCHED = 32  # the first items of a data set, of which it is seen whether they draw random numbers
 WHATEVER_INDEX = " whatever the index"  # beside what is noted of random numbers, if a sample is the same for others
 # What an optimizer is told for a group of parameters, as far as weights depend on it, which they do not on `fused`.
@@ -463,14 +464,18 @@ def note_weights():
     step["buffers"] = buffers()
 
 
-def before_training_call(model, inputs):
-    """Called before an outermost module is trained on a batch."""
+def before_training_call(model, inputs, of_part=None):
+    """Called before an outermost module is trained on a batch. of_part: what a part of it is called with, if it is not.
+
+    A method that calls a part, as Lightning's training_step, is told from one that loops over all data by what changes
+    from call to call.
+    """
     state.after_backward = None
     state.watch_norms(False)
     if not any(each is model for each in state.models):
         state.models.append(model)
         _begin(model)
-    rows, *others = rows_of(inputs) or [[]]
+    rows, *others = [*rows_of(inputs), *(rows_of(of_part) if of_part else ())] or [[]]
     about = {"rows": rows, "line": line(), "model": [each is model for each in state.models].index(True)}
     if others:
         about["others"] = others
@@ -542,6 +547,7 @@ def _begin(model):
         "dropout": max(map(dropouts, state.models)),
         "frozen": [name for name, parameter in named_parameters() if not parameter.requires_grad],
         "not_averaged": _not_averaged(),
+        "shapes": {name: list(parameter.shape) for name, parameter in named_parameters()},
         "devices": devices,
         "random": hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=8).hexdigest(),
         "trainer": "transformers.trainer" in sys.modules,
@@ -950,7 +956,7 @@ def _change_modules(torch):
         if frame is None and trains and state.loader is None:
             args, kwargs = inputs = of_all_ranks(inputs) if REPLAY else stored(inputs)
         if not seen_already and trains:
-            before_training_call(model, inputs)
+            before_training_call(model, inputs, None if frame is None else (args, kwargs))
         watched = trains and not state.notes.get("draws")
         return trains, args, kwargs, _random_states(torch) if watched else None
 
@@ -1276,6 +1282,7 @@ def _change_loaders(torch):
     reset_again = dataloader._BaseDataLoaderIter._reset
     fetch_usual = fetch._MapDatasetFetcher.fetch
     unseeded = []  # the states of random generators before a batch is fetched
+    seen = set()  # the ids of data sets of which a batch was fetched in this process
 
     @functools.wraps(initialise)  # Lightning makes loaders again, with the arguments that it finds in the signature
     def noted_init(self, dataset, *args, **kwargs):
@@ -1362,11 +1369,27 @@ def _change_loaders(torch):
         if not self.auto_collation:
             return fetch_usual(self, index)
         batch, drew = fetched(self, index)
+        with contextlib.suppress(Exception):
+            note_parts(self.dataset, index, batch)
         parts = getattr(index, "parts", [list(index)])
         if drew and parts != [list(index)]:  # what is drawn depends on a rank's whole batch
             with contextlib.suppress(RuntimeError, TypeError, ValueError):  # as where parts are padded to other lengths
                 return _together([fetched(self, part)[0] for part in parts], list(map(len, parts)))
         return batch
+
+    def note_parts(dataset, index, batch):
+        """Write hashes of the parts of each sample, as its inputs and its label, in the first batch of a data set."""
+        if id(dataset) in seen or len(seen) == MOST_SETS:
+            return
+        seen.add(id(dataset))
+        tensors = [tensor for _, tensor in _tensors(batch) if tensor.dim() and tensor.shape[0] == len(index)]
+        hashes = {}
+        for place, each in enumerate(map(_integer, index)):
+            rows = [tensor[place].contiguous() for tensor in tensors]
+            raw = [None if not row.dim() and row.item() == each else row.numpy().tobytes() for row in rows]
+            hashes[each] = [row and hashlib.blake2b(row, digest_size=8).hexdigest() for row in raw]
+        rank_pid = os.getppid() if torch.utils.data.get_worker_info() else os.getpid()
+        processes.write_parts(rank_pid, len(seen), {"size": len(dataset), "hashes": hashes})
 
     def fetched(self, index):
         """The batch with these indices, and whether it drew random numbers beyond those of each item by itself."""

@@ -10,6 +10,7 @@ The exit code is 1 if another model is trained, 3 if that can't be told, and 4 i
 """
 
 import argparse
+import contextlib
 import shlex
 import shutil
 import sys
@@ -123,7 +124,12 @@ def _prove(command: list[str], against: str | None, folder: Path, asked: recordi
         )
     except RunFailed as error:
         return findings.untold(f"as one process {error}", findings.between_ranks(recorded))
-    return findings.against_one(recorded, alone, floor)
+    verdict = findings.against_one(recorded, alone, floor)
+    if not in_turn and findings.may_be_of_a_sum(verdict, recorded, alone):
+        with contextlib.suppress(RunFailed):
+            turn = recording.replay(recorded, folder / "turn", replace(asked, steps=1), in_turn=True)
+            verdict = findings.unless_of_a_sum(verdict, recorded, turn)
+    return verdict
 
 
 def _two_scripts(

@@ -102,10 +102,18 @@ def own_parameters(recorded: Recording) -> list[str]:
 
     The script tells DistributedDataParallel or the like to leave them out. Or they differ between ranks at first, and
     are not averaged in the first step, while all others are equal and averaged: a mistake would hardly affect the same
-    few in both ways.
+    few in both ways. Or ranks divide layers by hand, so that they have other shapes, or each rank lacks some names.
     """
     hashes = [rank["initial"]["hashes"] for rank in recorded.ranks]
-    if recorded.world == 1 or divided(recorded) or any(each.keys() != hashes[0].keys() for each in hashes):
+    if recorded.world == 1 or divided(recorded):
+        return []
+    every = {name: None for each in hashes for name in each}
+    if not any(each.keys() == every.keys() for each in hashes):
+        return [name for name in every if any(name not in each for each in hashes)]
+    shapes = [rank["initial"].get("shapes", {}) for rank in recorded.ranks]
+    if parts := [name for name in every if any(each.get(name) != shapes[0].get(name) for each in shapes)]:
+        return [name for name in parts if all(name in each for each in shapes)]
+    if any(each.keys() != hashes[0].keys() for each in hashes):
         return []
     last = [rank["steps"][recorded.steps - 1]["hashes"] for rank in recorded.ranks]
     begun, ended = ({name for name in hashes[0] if len({at.get(name) for at in each}) > 1} for each in (hashes, last))
@@ -151,6 +159,12 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
     if other_data := _other_data(recorded, alone):
         if any(all(map(goes_through_all, same)) for same in _that_train(recorded)):
             reason = "each rank goes through all of a data set of its own, and one process has rank 0's only"
+            return untold(reason, found)
+        if any(_same_in_part(rank, alone.ranks[0]) for rank in recorded.ranks):
+            reason = (
+                "under the same numbers ranks have samples of which a part is alike, as labels, and the rest is not, as"
+                " where a data set draws its augmentation by rank, which one process can't do"
+            )
             return untold(reason, found)
         return Verdict(DIFFERENT, other_data.says, [other_data, *found])
     if other := _other_samples(recorded, alone, steps):
@@ -217,6 +231,36 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
         found.insert(0, cause)
     reason, parameters = wrong_of(found)[0].says, _by_parameter(recorded, alone, floor, at)
     return Verdict(DIFFERENT, reason, found, distances[-1], floors[-1], table, at + 1, parameters)
+
+
+def may_be_of_a_sum(verdict: Verdict, recorded: Recording, alone: Recording) -> bool:
+    """Whether a gradient that seems to be divided by the number of ranks twice may only be that of a sum over samples.
+
+    That of twice the samples is twice as large, as the loss itself is. A division by the number of ranks looks alike.
+    """
+    if "averaged_twice" not in {finding.kind for finding in verdict.findings}:
+        return False
+    mine, its = _mean_loss(recorded, 0), _mean_loss(alone, 0)
+    return bool(mine and its and np.isclose(its / mine, recorded.world, rtol=0.02))
+
+
+def unless_of_a_sum(verdict: Verdict, recorded: Recording, in_turn: Recording) -> Verdict:
+    """The verdict, but "not told" if the loss of rank 0's first batch by itself does not depend on the number of ranks.
+
+    in_turn: a replay that gets the ranks' batches one after the other. With a loss that is a sum over samples, or such
+    a sum divided by a fixed number, larger batches mean larger steps, so one process is no measure.
+    """
+    mine, its = (each.ranks[0]["steps"][0]["losses"] for each in (recorded, in_turn))
+    if not (mine and its and np.isclose(mine[0], its[0], rtol=SAME_SIZE, atol=0)):
+        return verdict
+    reason = (
+        "the loss is a sum over samples, or a sum divided by a fixed number, so that one process, whose batches are"
+        f" {recorded.world} times as large, takes larger steps; divide by the number of samples in the batch"
+    )
+    found = [finding for finding in verdict.findings if finding.kind != "averaged_twice"]
+    return untold(
+        reason, found, verdict.distance, verdict.floor, verdict.table, verdict.compared_in, verdict.parameters
+    )
 
 
 def severity(finding: Finding) -> int:
@@ -540,8 +584,12 @@ def _same_samples(recorded: Recording) -> list[Finding]:
         return []
     if _indices_disjoint(recorded):  # equal samples are then duplicates in the data
         return []
-    # Ranks that each hold a part of a layer train the same samples by design.
-    level = CAUTION if own_parameters(*_alike_beside(recorded)) else DIFFERENT
+    level, do = DIFFERENT, OWN_PART
+    if own_parameters(recorded):
+        level, do = (
+            CAUTION,
+            f"nothing if ranks divide layers, so that each computes a part of each sample; otherwise {do}",
+        )
     for step in range(recorded.steps):
         steps = [rank["steps"][step] for rank in recorded.ranks]
         # What else a step's models are called with, as the noise for a generator, may differ by rank.
@@ -553,14 +601,14 @@ def _same_samples(recorded: Recording) -> list[Finding]:
             distinct, every = len(union), sum(union.values())
             if all(rows == each[0] for rows in each):
                 says = f"every rank trains the same samples: {every}, of which {len(each[0])} are distinct"
-                return [Finding("same_samples", level, says, OWN_PART, _call_line(recorded, step), step + 1)]
+                return [Finding("same_samples", level, says, do, _call_line(recorded, step), step + 1)]
             several = [row for row in union if sum(row in rows for rows in each) > 1]
             if len(several) > MANY * distinct:
                 says = f"{len(several)} of {distinct} samples are trained by more than one rank"
-                return [Finding("shared_samples", level, says, OWN_PART, _call_line(recorded, step), step + 1)]
+                return [Finding("shared_samples", level, says, do, _call_line(recorded, step), step + 1)]
     if shared := _always_shared(recorded):
         says = f"{shared} samples are trained by more than one rank in each step"
-        return [Finding("shared_samples", level, says, OWN_PART, _call_line(recorded, 0), 1)]
+        return [Finding("shared_samples", level, says, do, _call_line(recorded, 0), 1)]
     return []
 
 
@@ -795,28 +843,34 @@ def _shuffled(batches: list) -> bool:
 
 
 def _drifting(recorded: Recording) -> list[Finding]:
-    """Find ranks whose weights were equal at the beginning, and differ later."""
-    sharded = recorded.ranks[0]["initial"]["sharded"] or divided(recorded) == FLAT
-    if recorded.world == 1 or _other_beginning(recorded) or sharded:
+    """Find ranks whose weights were equal at the beginning, and differ later, or that step at rates of their own.
+
+    Of a sharded model each rank notes the whole weights, in which rates of their own don't show, as each rank updates
+    another part. Where ranks divide layers, only rates are compared, as what they compute twice may be rounded apart.
+    """
+    if recorded.world == 1 or _other_beginning(recorded):
         return []
-    own = own_parameters(recorded)
+    in_parts, own = divided(recorded) is not None, own_parameters(recorded)
     for step in range(recorded.steps):
         first = recorded.ranks[0]["steps"][step]
         for rank in recorded.ranks[1:]:
             hashes = rank["steps"][step]["hashes"]
             names = [name for name in hashes if hashes[name] != first["hashes"].get(name) and name not in own]
-            if not names:
+            names = [] if in_parts else names
+            rates = [each["rates"] for each in (first, rank["steps"][step])]
+            other_rates = len(rates[0]) == len(rates[1]) and not _same_value(*rates)
+            if not names and not other_rates:
                 continue
             gradients = rank["steps"][step]["gradients"]
             differing = [name for name in gradients if not _alike(gradients[name], first["gradients"].get(name))]
             theirs = [name for name in differing if name not in own]
-            if theirs:
+            if theirs and names:
                 says = f"gradients are not averaged over ranks, so their weights drift apart: {_listed(theirs)}"
                 do = (
                     "call the wrapped model (DistributedDataParallel's), not the one inside it; or all-reduce them."
                     " Local SGD drifts by design."
                 )
-            elif rank["steps"][step]["rates"] != first["rates"]:
+            elif other_rates:
                 says, do = "ranks step with different learning rates", "schedule by what all ranks share."
             else:
                 says = f"weights of rank {rank['rank']} drift apart from rank 0's: {_listed(names)}"
@@ -983,6 +1037,18 @@ def _other_data(recorded: Recording, alone: Recording) -> Finding | None:
     says = f"rank {lacking[0]}'s data set holds other samples than rank 0's under the same numbers"
     do = "use the same seed on all ranks for data that is drawn or divided at random, and sort lists of files."
     return Finding("other_data", DIFFERENT, says, do, _call_line(recorded, 0), 1)
+
+
+def _same_in_part(rank: dict, alone: dict) -> bool:
+    """Whether a part of each of a rank's samples is that of one process, and a part is not; not by chance, as far as
+    a few samples tell."""
+    mine, its = (each.get("parts", {}) for each in (rank, alone))
+    pairs = [(mine[key], its[key]) for key in mine.keys() & its.keys() if len(mine[key]) == len(its[key])]
+    if len(pairs) < FEW:
+        return False
+    of_each_part = zip(*(zip(*pair, strict=True) for pair in pairs), strict=False)
+    alike = [all(one == other for one, other in part) and len(set(part)) > 1 for part in map(list, of_each_part)]
+    return any(alike) and any(one != other for one, other in pairs)
 
 
 def _other_samples(recorded: Recording, alone: Recording, steps: int) -> str:

@@ -537,6 +537,10 @@ def _read(folder: Path, exit_code: int, log: Path | None, of_one: bool = False) 
         raise RunFailed(says)
     for each in trained:
         _tell_samples(each)
+        of_rank = [about for about in _all(folder, "parts") if about["pid"] == each["pid"]]
+        each["parts"] = {
+            (about["size"], index): hashes for about in of_rank for index, hashes in about["hashes"].items()
+        }
     return Recording(folder, trained, exit_code, log)
 
 
