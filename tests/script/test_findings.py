@@ -134,6 +134,20 @@ def test_parts_that_a_script_divides_by_hand_are_held_against_one_another(name, 
     assert verdict.answer == (findings.DIFFERENT if OTHERWISE in told else findings.EQUAL)
 
 
+@pytest.mark.parametrize("same_data", [True, False])
+def test_parts_are_held_against_one_another_if_ranks_show_that_they_have_the_same_data(same_data, tmp_path):
+    """Where one process has not the samples of all, as for range(100 * rank, 100 * rank + 200)."""
+    of_ranks, alone = recorded(ranks=2, steps=1), recorded(rows=["1", "2", "3", "4"], steps=1)
+    for rank, part in zip(of_ranks.ranks, (range(24), range(3, 30)), strict=True):
+        rank["loaders"] = [loader_of(tmp_path, rank["rank"], 0, part, ALL)]
+        rows = [str(index if same_data else 100 * rank["rank"] + index) for index in part[:4]]
+        rank["steps"][0]["calls"][0]["rows"] = rows  # both have trained the sample with index 3
+    verdict = findings.against_one(replace(of_ranks, folder=tmp_path), alone, alone)
+    told = [each.says for each in verdict.findings if each.kind == "divided_otherwise"]
+    assert told == ([SHARED.format(21, 11)] if same_data else [])
+    assert verdict.answer == (findings.DIFFERENT if same_data else findings.UNTOLD)
+
+
 def test_data_that_a_sampler_divides_is_not_taken_for_parts_of_other_data(tmp_path):
     """As where random_split has no seed, so that each rank divides another set of as many samples."""
     of_ranks = recorded(ranks=2, steps=1)

@@ -167,9 +167,10 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
             )
             return untold(reason, found)
         return Verdict(DIFFERENT, other_data.says, [other_data, *found])
-    if other := _other_samples(recorded, alone, steps):
+    other = _other_samples(recorded, alone, steps)
+    found += _parts_by_hand(recorded, proven=not other)
+    if other:
         return untold(other, found)
-    found += _parts_by_hand(recorded)
     if _other_names(recorded, alone):
         return untold("on one process the script trains parameters of other names or shapes", found)
     if not _initial_distance(recorded, alone) <= SMALLEST_ELSE:
@@ -694,11 +695,22 @@ def _that_train(recorded: Recording) -> list[list[dict]]:
 
 def _has_own_data(recorded: Recording, loaders: list[dict]) -> bool:
     """Whether ranks got different samples for the same indices, as if each reads a file of its own."""
-    if len(loaders) < recorded.world or recorded.world == 1:
-        return False
-    rows = [_row_of_index(rank, loader) for rank, loader in zip(recorded.ranks, loaders, strict=True)]
-    shared = [(row, each[index]) for each in rows[1:] for index, row in rows[0].items() if index in each]
+    shared = _rows_of_both(recorded, loaders)
     return bool(shared) and all(mine != its for mine, its in shared)
+
+
+def _has_the_same_data(recorded: Recording, loaders: list[dict]) -> bool:
+    """Whether ranks got the same samples under the same indices, as far as they got any of these."""
+    shared = _rows_of_both(recorded, loaders)
+    return bool(shared) and all(mine == its for mine, its in shared)
+
+
+def _rows_of_both(recorded: Recording, loaders: list[dict]) -> list[tuple[str, str]]:
+    """What each index was to rank 0 and to another rank, for all indices that both got in their first epochs."""
+    if len(loaders) < recorded.world or recorded.world == 1:
+        return []
+    rows = [_row_of_index(rank, loader) for rank, loader in zip(recorded.ranks, loaders, strict=True)]
+    return [(row, each[index]) for each in rows[1:] for index, row in rows[0].items() if index in each]
 
 
 def _row_of_index(rank: dict, loader: dict) -> dict[int, str]:
@@ -763,15 +775,16 @@ def _handed_out(recorded: Recording) -> list[Finding]:
     return found
 
 
-def _parts_by_hand(recorded: Recording) -> list[Finding]:
+def _parts_by_hand(recorded: Recording, proven: bool) -> list[Finding]:
     """Find parts into which a script divided its data by itself, and that overlap, or leave out samples.
 
-    It is asked once one process has trained on the same samples: so all ranks have the same data.
+    All ranks must have the same data. That is `proven` if one process has trained on the same samples; otherwise
+    samples that several ranks have trained must show it.
     """
     found = []
     for same in loaders_alike(recorded.ranks):
         first, world, line = same[0], recorded.world, _call_line(recorded, 0)
-        if not first.get("divided"):
+        if not first.get("divided") or not (proven or _has_the_same_data(recorded, same)):
             continue
         size, parts = first["size"], [recorded.indices(loader) for loader in same]
         ranks = np.bincount(np.concatenate(parts), minlength=size)  # of each sample, how many have it
