@@ -788,6 +788,20 @@ def test_make_bench_takes_the_benchmark_for_gpus(two):
     assert "gpu.yaml" not in without.stdout
 
 
+def test_a_model_that_no_gpu_holds_beside_its_shards_is_profiled_without_a_comparison(two):
+    larger = ("--results=larger", "--set=model.hidden_size=256", "--set=model.layers=4", "--set=profile.steps=3")
+    memory_of_a_gpu = {}
+    for script, *of in (("prepare",), ("plan",), ("launch", "--row=fsdp"), ("launch", "--row=fsdp", "--profile")):
+        finished = two.script(script, *larger, *of, **memory_of_a_gpu)
+        assert finished.returncode == 0, finished.stdout + finished.stderr
+        if script == "launch" and not memory_of_a_gpu:  # as much as it trains in
+            made = json.loads(next(two.place.path("larger/runs").glob("fsdp/n2/rep1/record.json")).read_text())
+            memory_of_a_gpu = {"LOCKSTEP_PRETENDED_MEMORY": str(int(1.1 * max(made["reserved_by_gpu"]) * 2**20))}
+    profile = json.loads(next(two.place.path("larger").glob("*/fsdp/n2/rep1/profile.json")).read_text())
+    assert profile["step_seconds"] > 0
+    assert profile["alone_step_seconds"] is profile["exposed_by_difference"] is None
+
+
 @pytest.fixture(scope="module")
 def references(two):
     """What the proof holds rows against, in every precision that OPTIONS has."""
