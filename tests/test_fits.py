@@ -149,6 +149,7 @@ def test_a_model_is_counted_in_fp32_with_its_tied_weights_once(tmp_path):
         (["--memory", "8GB"], "--model: name one; results has no data that was prepared"),
         (["--memory", "8GB", "--model", "m.yaml", "--rows", "ddpp"], "--rows ddpp: no such row"),
         (["--memory", "8GB", "--model", "m.yaml", "--set", "hardware.processes=4"], "--gpus says what trains"),
+        (["--memory", "8GB", "--model", "m.yaml", "--set", "hardware={nodes: 2}"], "--set hardware.nodes: here --gpus"),
         (["--memory", "8GB", "--model", "m.yaml", "--length", "0"], "--length 0: expected at least 1"),
         (["--memory=8GB", "--model=m.yaml", "--task=image-classification", "--length=9"], "--length: an image has no"),
     ],

@@ -57,12 +57,14 @@ def test_the_default_configuration_can_not_either(tmp_path):
         (["-n", "--config", "a=1", "--configfile", "fine.yaml", "program.yaml"], "program.yaml: __use_yte__ would run"),
         (["--config", "data.limit=600"], "accepts no dots in a key. Write: --config 'data={limit: 600}'"),
         (["-C", "data.splits.train=.9", "-n"], "Write: --config 'data={splits: {train: .9}}'"),
+        (["--configfile", "octal.yaml"], "octal.yaml, line 2: 064: YAML reads it as 52 (octal). Write 64"),
         (["--configfile", "missing.yaml"], "missing.yaml: No such file or directory. Name an existing"),
         (["--configfile", "broken.yaml"], "broken.yaml: not valid YAML: "),
     ],
 )
 def test_what_is_wrong_with_a_command_line_is_said_in_one_line(tmp_path, monkeypatch, capsys, arguments, message):
-    for name, text in (("program", PROGRAM), ("fine", "repeats: 1"), ("broken", "data: [")):
+    texts = {"program": PROGRAM, "fine": "repeats: 1", "broken": "data: [", "octal": "train:\n  max_steps: 064"}
+    for name, text in texts.items():
         (tmp_path / f"{name}.yaml").write_text(text)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
