@@ -324,9 +324,8 @@ FORETOLD = ("ddp", "ddp_amp", "deepspeed", "fsdp", "trainer", "bf16_hook", "deep
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, marks=[in_ci] if row in IN_CI else []) for row in FORETOLD])
-def test_the_memory_that_a_rank_took_is_what_fits_counts_without_its_gpu(two, libraries, monkeypatch, row):
+def test_the_memory_that_a_rank_took_is_what_fits_counts_without_its_gpu(two, row):
     """By the formula of attention and without cuBLAS, as the pretended GPUs compute."""
-    monkeypatch.setattr("lockstep.script.pretended._kept", lambda: libraries)
     padded = ["train.attention=math", "train.batching=padded"]
     changed = ["--config=options.yaml", *(f"--set={key}" for key in padded)]
     assert two.script("plan", *changed).returncode == 0
