@@ -14,6 +14,12 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset, default_col
 from train import Points
 
 
+def average(tensor):
+    """Replace a tensor by its mean over all ranks."""
+    dist.all_reduce(tensor)
+    tensor /= dist.get_world_size()
+
+
 def adversarial(loader, mistake):
     """A generator and a discriminator in turn, which judges what the generator has made."""
     generator = DistributedDataParallel(nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 20)))
@@ -175,8 +181,7 @@ def plain(loader, mistake):
         (loss * dist.get_world_size() if "summed" in mistake else loss).backward()
         for weight in model.parameters() if "noise" in mistake else ():
             weight.grad += 0.01 * torch.randn_like(weight)
-            dist.all_reduce(weight.grad)
-            weight.grad /= dist.get_world_size()
+            average(weight.grad)
         if "one_steps" not in mistake or dist.get_rank() == 0:
             optimizer.step()
 
@@ -244,8 +249,7 @@ def graph(loader, mistake):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(links.to_sparse(), points), labels).backward()
         for parameter in model.parameters():
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= dist.get_world_size()
+            average(parameter.grad)
         optimizer.step()
 
 
@@ -283,8 +287,7 @@ def experts(loader, mistake):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(points), labels).backward()
         for parameter in model.parameters() if "averaged" in mistake else shared.parameters():
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= dist.get_world_size()
+            average(parameter.grad)
         optimizer.step()
 
 
@@ -299,8 +302,7 @@ def growing(loader, mistake):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(points), labels).backward()
         for parameter in list(model.parameters())[: 2 if "only_old" in mistake else None]:
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= dist.get_world_size()
+            average(parameter.grad)
         optimizer.step()
 
 
@@ -316,15 +318,13 @@ def later(loader, mistake):
         nn.functional.cross_entropy(model(points), labels).backward()
         if "halves" in mistake:
             for weight in weights:
-                dist.all_reduce(weight.grad)
-                weight.grad /= world
+                average(weight.grad)
         optimizer.step()
         for number, weight in enumerate(weights):
             if by_halves:
                 dist.broadcast(weight.data, number % world)
             else:
-                dist.all_reduce(weight.data)
-                weight.data /= world
+                average(weight.data)
 
 
 def two_optimizers(loader, mistake):
@@ -336,8 +336,7 @@ def two_optimizers(loader, mistake):
             optimizer.zero_grad()
         nn.functional.cross_entropy(head(body(points)), labels).backward()
         for weight in () if "not_averaged" in mistake else head.parameters():
-            dist.all_reduce(weight.grad)
-            weight.grad /= dist.get_world_size()
+            average(weight.grad)
         for optimizer in optimizers:
             optimizer.step()
 
